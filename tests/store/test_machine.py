@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from typing import Any, Final, TypeVar
 from uuid import UUID, uuid4
 
@@ -168,14 +169,28 @@ class Breaker:
                 self.broke = True
 
 
-picks = st.integers(0, 9)
-slots = st.integers(0, 1)
 #: Places of crashes. Most operations have about five, those on several evaluations more.
-crashes = st.just(0) | st.integers(1, 5) | st.integers(6, 16)
-owners = st.sampled_from(OWNERS)
-hows = st.sampled_from(("passed", "wrong_values", "judge_error", "worker_lost", "handed back"))
+CRASHES: Final = st.just(0) | st.integers(1, 5) | st.integers(6, 16)
+SLOTS: Final = st.integers(0, 1)
+ENDS: Final = st.sampled_from(("passed", "wrong_values", "judge_error", "worker_lost", "handed back"))
 #: Fields of a request: the kernel's number, the allowed attempts, the key, and whether it accepts reuse and can expire.
-asked = st.tuples(slots, st.integers(1, 3), st.none() | st.sampled_from("kl"), st.booleans(), st.booleans())
+ASKED: Final = st.tuples(SLOTS, st.integers(1, 3), st.none() | st.sampled_from("kl"), st.booleans(), st.booleans())
+#: Strategies of the arguments of the machine's operations.
+ARGUMENTS: Final[dict[str, st.SearchStrategy[Any]]] = {
+    "batch": st.lists(ASKED, min_size=1, max_size=3),
+    "owner": st.sampled_from(OWNERS),
+    "index": st.integers(0, 9),
+    "slot": SLOTS,
+    "how": ENDS,
+    "at_once": st.none() | ENDS,
+    "ago": st.sampled_from((0, 0, 0, 1, -1)),
+    "crash": CRASHES,
+    "then": CRASHES,
+}
+OPERATIONS: Final = (
+    *("submit", "submit", "claim", "claim", "claim", "finish", "finish", "cancel", "cancel_all", "erase"),
+    *("beat", "die", "wait", "sweep", "look_at_queue"),
+)
 
 
 class Machine(RuleBasedStateMachine):
@@ -280,7 +295,12 @@ class Machine(RuleBasedStateMachine):
         for owner in OWNERS:
             self.submit(owner, [(0, most, None, True, False) for most in (1, 2, 2, 3)], 0)
 
-    @rule(owner=owners, batch=st.lists(asked, min_size=1, max_size=3), crash=crashes)
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        """Do any operation. With a rule for each, most examples would lack several."""
+        operation = getattr(self, data.draw(st.sampled_from(OPERATIONS)))
+        operation(**{name: data.draw(ARGUMENTS[name]) for name in signature(operation).parameters})
+
     def submit(self, owner: str, batch: list[tuple[Any, ...]], crash: int) -> None:
         """Write new evaluations, return known ones, and refuse keys of other evaluations."""
         keys: dict[str, UUID | int] = {e.key: i for i, e in self.model.items() if e.key and e.owner == owner}
@@ -306,7 +326,6 @@ class Machine(RuleBasedStateMachine):
         expected = [place if isinstance(place, UUID) else ids[place] for place in places if answer is not None]
         assert [one.evaluation_id for one in answer or ()] == expected
 
-    @rule(index=picks, owner=owners, crash=crashes)
     def cancel(self, index: int, owner: str, crash: int) -> None:
         """Cancel an evaluation for its owner. For another owner it does not exist."""
         identity = self.pick(index, lambda entry: entry.end is None)
@@ -320,7 +339,6 @@ class Machine(RuleBasedStateMachine):
                 refused = partial(pytest.raises, UnknownEvaluation, ask, self.engine, identity)
                 self.act(0, refused, self.model, owner=owner)
 
-    @rule(owner=owners, crash=crashes)
     def cancel_all(self, owner: str, crash: int) -> None:
         """Cancel all evaluations that an owner names, of which only its own exist."""
         after = {i: e.cancel() if e.owner == owner else e for i, e in self.model.items()}
@@ -329,7 +347,6 @@ class Machine(RuleBasedStateMachine):
         cancel = partial(evaluations.cancel_all, self.engine, list(self.model))
         assert self.act(crash, cancel, after, owner=owner) in (None, (changed, running))
 
-    @rule(owner=owners, crash=crashes)
     def erase(self, owner: str, crash: int) -> None:
         """Erase the work of an owner, except evaluations with an open attempt."""
         cancelled = {i: e.cancel() if e.owner == owner else e for i, e in self.model.items()}
@@ -337,8 +354,7 @@ class Machine(RuleBasedStateMachine):
         cancel = partial(evaluations.cancel, self.engine)
         self.act(crash, partial(erasure.erase, self.engine, owner, cancel=cancel), cancelled, after)
 
-    @rule(index=picks, slot=slots, crash=crashes, how=st.none() | hows, then=crashes)
-    def claim(self, index: int, slot: int, crash: int, how: str | None, then: int) -> None:
+    def claim(self, index: int, slot: int, crash: int, at_once: str | None, then: int) -> None:
         """Begin an attempt, or end the evaluation as expired or with a reused verdict."""
         identity, worker = self.pick(index, lambda entry: entry.state == EvaluationState.QUEUED), self.slots[slot]
         entry = self.model[identity]
@@ -357,12 +373,11 @@ class Machine(RuleBasedStateMachine):
         assert (claimed.number, claimed.owner) == (len(after.tries), entry.owner)
         assert claimed.alone == (sum(one.died for one in entry.tries) >= 2)
         assert claimed.request.kernel_hash == {number: h for h, number in KERNELS.items()}[entry.kernel]
-        if how is not None:
+        if at_once is not None:
             evaluations.set_environment(self.engine, claimed.attempt_id, ENVIRONMENT, conditions="")
             self.known.add(worker)
-            self.end(identity, claimed.number, how, then)
+            self.end(identity, claimed.number, at_once, then)
 
-    @rule(index=picks, ago=st.sampled_from((0, 0, 0, 1, -1)), how=hows, crash=crashes)
     def finish(self, index: int, ago: int, how: str, crash: int) -> None:
         """End an attempt, sometimes an ended or unknown one, or hand it back."""
         identity = self.pick(index, lambda entry: any(not one.ended for one in entry.tries))
@@ -377,7 +392,6 @@ class Machine(RuleBasedStateMachine):
         told = self.act(crash, partial(end, retry_delay_s=0, handed_back=back), self.model | {identity: after})
         assert told in (None, recorded)
 
-    @rule(slot=slots, crash=crashes)
     def beat(self, slot: int, crash: int) -> None:
         """Renew the lease of a worker's last attempt."""
         after = dict(self.model)
@@ -388,7 +402,6 @@ class Machine(RuleBasedStateMachine):
             after[identity] = replace(after[identity], tries=tuple(tries))
         self.act(crash, partial(workers.heartbeat, self.engine, [self.slots[slot]], lease_s=LONG_S), after)
 
-    @rule(slot=slots, crash=crashes)
     def die(self, slot: int, crash: int) -> None:
         """End a dead worker's attempts, and start another worker."""
         worker = self.slots[slot]
@@ -400,7 +413,6 @@ class Machine(RuleBasedStateMachine):
             workers.stop(self.engine, worker)
             self.slots[slot] = self.start()
 
-    @rule(index=picks)
     def wait(self, index: int) -> None:
         """Let the lease of an open attempt end, and the limit of a producer's wait."""
         identity = self.pick(index, lambda entry: entry.end is None)
@@ -408,7 +420,6 @@ class Machine(RuleBasedStateMachine):
             change(self.engine, passes, id=identity)
         self.model = {i: self.read()[i] for i in self.model}
 
-    @rule(crash=crashes)
     def sweep(self, crash: int) -> None:
         """End attempts whose leases have ended. A crashed sweep is repeated later."""
         late = {i: e for i, e in self.model.items() if any(one.overdue for one in e.tries)}
@@ -417,7 +428,6 @@ class Machine(RuleBasedStateMachine):
         swept = self.act(crash, partial(evaluations.expire_leases, self.engine, retry_delay_s=0), after, after)
         assert swept is None or dict(swept) == {i: recorded for i, (_, recorded) in ends.items()}
 
-    @rule(crash=crashes, then=crashes)
     def look_at_queue(self, crash: int, then: int) -> None:
         """End evaluations that waited too long, and record that messages of the rest were sent, each once."""
         after = {i: e.expire() for i, e in self.model.items()}
@@ -461,7 +471,7 @@ def test_the_store_follows_the_model(engine: Engine, caplog: pytest.LogCaptureFi
     """Each operation changes the database as the model says, completely or not at all if it crashes."""
     caplog.set_level(logging.ERROR, "kqueue")
     profile = settings(
-        max_examples=500 if nightly else 25,
+        max_examples=500 if nightly else 16,
         stateful_step_count=60 if nightly else 30,
         # Shrinking takes minutes, so the gate shows the first example that fails.
         phases=[Phase.generate, Phase.shrink] if nightly else [Phase.generate],
