@@ -471,7 +471,7 @@ def test_the_store_follows_the_model(engine: Engine, caplog: pytest.LogCaptureFi
     """Each operation changes the database as the model says, completely or not at all if it crashes."""
     caplog.set_level(logging.ERROR, "kqueue")
     profile = settings(
-        max_examples=500 if nightly else 16,
+        max_examples=300 if nightly else 12,
         stateful_step_count=60 if nightly else 30,
         # Shrinking takes minutes, so the gate shows the first example that fails.
         phases=[Phase.generate, Phase.shrink] if nightly else [Phase.generate],
