@@ -237,6 +237,8 @@ class Postgres(Server):
         fresh.rename(self._data)
 
     def _command(self, program: Path, sockets: Path) -> list[str]:
+        # The directory's lock is held, so the file is of a killed server, or of another home of which this is a copy.
+        (sockets / f"{self.socket_name}.lock").unlink(missing_ok=True)
         settings = {
             "listen_addresses": "",
             "port": str(_PORT),

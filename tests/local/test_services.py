@@ -137,6 +137,22 @@ def test_a_directory_has_one_owner_and_its_servers_end_with_it(tmp_path: Path, o
         assert query(server.url, "select count(*) from kept") == [(0,)]
 
 
+def test_a_copy_of_a_directory_in_use_is_another_one(tmp_path: Path) -> None:
+    """Its servers start although its files name running processes, and the original's servers and data stay."""
+    with Postgres(with_schema(tmp_path / "pg")) as server, Valkey(tmp_path / "vk") as valkey:
+        query(server.url, "create table kept (a int)")
+        query(server.url, "checkpoint")
+        command(valkey, "LPUSH kept one")
+        (tmp_path / "copy").mkdir()
+        subprocess.run(["cp", "-a", tmp_path / "pg", tmp_path / "vk", tmp_path / "copy"], check=True)
+        with Postgres(tmp_path / "copy" / "pg") as copied, Valkey(tmp_path / "copy" / "vk") as other:
+            query(copied.url, "insert into kept values (7)")
+            assert command(other, "LLEN kept") == b":1\r\n"
+            command(other, "DEL kept")
+        assert query(server.url, "select count(*) from kept") == [(0,)]
+        assert command(valkey, "LLEN kept") == b":1\r\n"
+
+
 def test_servers_killed_at_once_recover(tmp_path: Path) -> None:
     """The data survive SIGKILL of the servers with old sockets and a pid file that names another process."""
     with Postgres(with_schema(tmp_path / "pg")) as server, Valkey(tmp_path / "vk") as valkey:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from json import dumps
 from pathlib import Path
+from random import Random
 from typing import Any
 from uuid import uuid4
 
@@ -146,6 +148,31 @@ async def test_calls_at_once_act_with_their_own_tokens(here: Here, token, engine
         ).all()
     assert len(found) == 20
     assert all(float(label) + 1 == weight for label, weight in found)
+
+
+def test_junk_is_refused_and_the_next_call_is_answered(here: Here, token) -> None:
+    """Bodies, ids and types that are no message of the protocol get a 4xx or an error, never a 5xx."""
+    random, credential = Random(7), {"Authorization": f"Bearer {token('read')}"}
+    json = {"Content-Type": "application/json"}
+    began = hello(here, credential["Authorization"]).headers["mcp-session-id"]
+    bodies = [b"", b"{", b"null", b"[]", b"\xff", b"9" * 5000, b"[" * 50_000, random.randbytes(10_000)]
+    messages: list[Any] = [
+        {"id": 10**400},
+        {"id": -1.5e308},
+        {"id": {}},
+        {"method": 7},
+        {"params": []},
+        {"jsonrpc": "1.0"},
+    ]
+    messages += [{"params": {"name": name, "arguments": "x"}} for name in ("judge", "\0", "x" * 10_000)]
+    bodies += [dumps(HELLO | {"method": "tools/call"} | message).encode() for message in messages]
+    for session in ({}, {"Mcp-Session-Id": began}, {"Mcp-Session-Id": "x" * 5000}):
+        for kind in (json, {"Content-Type": "text/html"}):
+            for body in bodies:
+                answer = httpx.post(here.url, content=body, headers=ACCEPTS | credential | session | kind, timeout=60)
+                assert answer.status_code < 500, (body[:60], session, kind, answer.text)
+                assert answer.status_code >= 400 or "error" in answer.text.lower() or not answer.text, answer.text
+    assert hello(here, credential["Authorization"]).status_code == 200
 
 
 def test_other_names_of_this_address_are_refused(here: Here, token) -> None:

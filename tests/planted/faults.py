@@ -94,6 +94,15 @@ FAULTS = (
         ("tests/store/test_verdicts.py", "tests/store/test_races.py"),
     ),
     Fault(
+        "end_in_two",
+        "An attempt and its evaluation end together, whenever a process dies.",
+        _VERDICTS,
+        "    _conclude(connection, evaluation_id, outcome, written_by=written_by, attempt_id=attempt_id)\n    return",
+        "    connection.connection.commit()\n"
+        "    _conclude(connection, evaluation_id, outcome, written_by=written_by, attempt_id=attempt_id)\n    return",
+        ("tests/store/test_machine.py",),
+    ),
+    Fault(
         "no_retry",
         "The fleet's failure is tried again.",
         _VERDICTS,
