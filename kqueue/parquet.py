@@ -24,6 +24,12 @@ def can_write() -> bool:
     return find_spec("pyarrow") is not None
 
 
+def require() -> None:
+    """Raise ConfigError if pyarrow is not installed."""
+    if not can_write():
+        raise ConfigError("Parquet needs pyarrow: pip install 'kqueue[parquet]'")
+
+
 class Writer:
     """A writer for records of one dataclass or model of pydantic.
 
@@ -37,11 +43,10 @@ class Writer:
         Args:
             exact: keep texts as they are, instead of cleaning them like on pages.
         """
-        try:
-            import pyarrow
-            from pyarrow import parquet
-        except ImportError as error:
-            raise ConfigError(f"Parquet needs pyarrow ({error}): pip install 'kqueue[parquet]'") from None
+        require()
+        import pyarrow
+        from pyarrow import parquet
+
         self._arrow: Any = pyarrow
         hints = get_type_hints(kind)
         #: The schema of the file, by pyarrow.

@@ -40,9 +40,10 @@ def export(
     before = None if until is None else figures.since(until, "--until")
     if owner is not None:
         options.check_owner(owner)
-    from kqueue import dataset
+    from kqueue import dataset, parquet
     from kqueue.store.engine import Viewer, acting
 
+    parquet.require()
     # The database itself restricts the transactions to the owner's rows.
     acts = nullcontext() if owner is None else acting(Viewer(owner, held=True))
     with database("export") as engine, acts, make_bar(quiet=as_json) as bar:
