@@ -66,7 +66,7 @@ class _ChildPart:
     words: ClassVar[tuple[str, ...]]
     #: The modules to import before a fork.
     modules: ClassVar[tuple[str, ...]]
-    #: Whether it gets the secrets of `kqueue serve`.
+    #: True if it gets the secrets of `kqueue serve`.
     serves: ClassVar[bool] = False
     death_signal: ClassVar[signal.Signals]
 

@@ -195,7 +195,7 @@ def test_attempts_end(calling, receiver: Receiver, config: Config, judge, engine
 
 
 def test_addresses(calling, receiver: Receiver, config: Config, judge, engine: Engine) -> None:
-    """Only public addresses and those of the setting are reached, whatever name or notation the URL has."""
+    """Callbacks reach public addresses and those of the setting, and no others under any name or notation."""
     for refused in (
         *(
             "127.0.0.1",

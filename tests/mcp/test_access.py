@@ -75,7 +75,7 @@ async def test_a_scope_is_that_of_v1(here: Here, served: Served, token, queued) 
     async with over_http(here.url, token("problems")) as client:
         identity = told(await client.call_tool("judge", NEW))["evaluation_id"]
     with served.client(token("problems")) as http:
-        # What a session submits is stored for this session only.
+        # A session's submissions are stored with the session.
         other = {name: NEW[name] for name in ("problem", "backend")} | {"kernel": "class ModelNew: stored = 1"}
         assert http.post("/v1/evaluations", json=other | {"problem": "class Model: stored = 1"}).status_code == 201
     async with over_http(here.url, token("submit")) as client:

@@ -203,7 +203,7 @@ def test_the_command_verifies(tmp_path: Path) -> None:
 
 @pytest.mark.slow("judges a kernel")
 def test_the_command_judges_again(tmp_path: Path) -> None:
-    """It takes the receipt's sources, or compares those of files, and compares the outcome on another device."""
+    """A replay uses the receipt's sources or equal files, and compares outcomes of different devices."""
     cli = Cli(tmp_path, {"KQUEUE_SCRATCH": str(tmp_path / "scratch")})
     settings = {"checks": 1, "timing": {"enabled": False}}
     receipt = forged(lambda one: one.update(problem=None, settings=one["settings"] | settings))

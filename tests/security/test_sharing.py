@@ -80,7 +80,7 @@ def test_a_shared_problem_shows_its_statement_and_times_alone(fleet: Fleet) -> N
     assert ada.put(f"{place}/shared").json()["label"] == "relu"
     fleet.judge(bob, 1, 0.25)
     fleet.judge(bob, 2, 0.75)
-    # Eve submitted the same source herself: nobody learns that.
+    # Eve submitted the same source herself, so the leaderboard does not list her.
     fleet.judge(eve, 3, 0.125, problem=SOURCE)
     assert ada.get(f"{place}/board").json() == {"entries": []}
     assert ada.put(f"{place}/shared", params={"leaderboard": True}).json()["leaderboard"] is True

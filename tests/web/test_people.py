@@ -178,7 +178,7 @@ def test_a_person_logs_in_behind_a_proxy(team: Served, provider: Provider, engin
 
 
 def test_people_see_their_own_work(team: Served, engine: Engine, token: Callable[..., str]) -> None:
-    """A person is an owner of whom nobody else has the name, and a group's scope shows the work of others."""
+    """Each person is a separate owner, and a group with a wide scope sees the work of others."""
     with team.client(token("problems", owner="ann")) as api:
         foreign = submit(api, 1)
     with stranger(team) as ann, stranger(team) as bob:

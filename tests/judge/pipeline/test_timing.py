@@ -335,7 +335,7 @@ def test_a_process_s_own_clock_counts_only_as_far_as_the_judge_s_confirms_it() -
     # An overhead far above the reference's would make the rest look short.
     assert refined(9.0, overhead_us=20.0).median_ms == pytest.approx(0.0254)
     assert not refined(9.0, kept=[309_000]).is_fine
-    # Where the reference's clocks differ, the kernel's can differ by as much more, at most 2 us.
+    # If the reference's clocks differ, that difference is added to the kernel's limit, up to 2 us.
     assert [refined(own_us, reference_us=9.0).is_fine for own_us in (5.0, 4.5)] == [True, False]
     assert [refined(own_us, reference_us=3.0).is_fine for own_us in (4.0, 3.0)] == [True, False]
     assert refined(10.5).error == pytest.approx(0.03, abs=0.005)

@@ -2,9 +2,8 @@
 
 It has one counter in each cache line. CPUs read and write the counters, and so do CUDA streams
 (:mod:`workers.judge.channel.semaphores`). The sealed process can write any value to the page. READY and DONE are its
-claims, which the judge checks by the outputs. COMPILING moves time from one of its deadlines to another,
-and ON_GPU can end it earlier. NARROW turns a
-wrong answer on a CPU into a doubt.
+claims, which the judge checks by the outputs. COMPILING moves time from one of its deadlines to another, and
+ON_GPU can end the process earlier. NARROW turns a wrong answer on a CPU into a doubt.
 """
 
 from __future__ import annotations
