@@ -412,8 +412,10 @@ class Harness:
             output = call()
             # The host's part can compile. Only the GPU's part has a shorter deadline.
             self._flags[flags.ON_GPU] = 1
-            self.settle()
-            self._flags[flags.ON_GPU] = 0
+            try:
+                self.settle()
+            finally:
+                self._flags[flags.ON_GPU] = 0
             reply = self.deliver(command, output)
             self.settle()
         return reply
