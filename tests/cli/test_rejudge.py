@@ -153,13 +153,14 @@ def test_formats(tmp_path: Path) -> None:
     lines.write_text(cuda_l1(a=(RELU, "kernel", 2.5, ("", ""))))
     levels = tmp_path / "levels.json"
     entry = {"task_id": 7, "ref_code": RELU, "custom_code": "kernel", "score": "1.500"}
-    levels.write_text(json.dumps({"1": [entry, {**entry, "task_id": 8, "custom_code": ""}]}, indent=2))
+    missing = [{**entry, "task_id": 8, "custom_code": ""}, {**entry, "task_id": 9, "custom_code": "None"}]
+    levels.write_text(json.dumps({"1": [entry, *missing]}, indent=2))
     plain = tmp_path / "plain" / "a.jsonl"
     plain.parent.mkdir()
     plain.write_text(json.dumps({"reference": RELU, "kernel": "kernel", "backend": "triton"}) + "\n\n")
     for path, name, speedup, profile, skipped in (
         (lines, "1/a", 2.5, Protocol.CUDA_L1, 1),
-        (levels, "1/7", 1.5, Protocol.CUDA_L1, 1),
+        (levels, "1/7", 1.5, Protocol.CUDA_L1, 2),
         (plain.parent, "a.jsonl line 1", None, Protocol.KERNELBENCH, 0),
     ):
         found = read(path)
