@@ -16,7 +16,9 @@ from kqueue.backends.cupy import use_torch_memory
 from kqueue.contract import parse_request
 from kqueue.errors import InvalidRequest
 from workers.judge.candidate import failures
+from workers.judge.channel.orders import Order
 from workers.judge.channel.protocol import Tag
+from workers.judge.channel.wire import Command
 from workers.judge.pipeline.tools import missing
 
 ENTRY = "from kqueue.backends import Backend\nMYLANG = Backend(\n    name='mylang', description='MyLang', {}\n)\n"
@@ -32,6 +34,10 @@ RAISED = {
     "jax.errors.TracerBoolConversionError < jax.errors.JAXTypeError": Tag.COMPILE,
     "jax.errors.JaxRuntimeError": Tag.OTHER,
     "numba.cuda.core.errors.TypingError < numba.core.errors.NumbaError": Tag.COMPILE,
+    "cuda.bindings.nvjitlink.nvJitLinkError": Tag.COMPILE,
+    "cuda.bindings.nvvm.nvvmError": Tag.COMPILE,
+    "cuda.core._utils.cuda_utils.NVRTCError < cuda.core._utils.cuda_utils.CUDAError": Tag.COMPILE,
+    "cuda.core._utils.cuda_utils.CUDAError": Tag.OTHER,
     "tvm.error.InternalError < tvm.error.TVMError": Tag.COMPILE,
 }
 
@@ -119,6 +125,13 @@ def test_an_exception_of_a_package_is_known_by_its_name(raised: str) -> None:
         module, _, own = name.rpartition(".")
         kind = type(own, (kind,), {"__module__": module})
     assert failures.tag_of(kind()) is RAISED[raised]
+
+
+def test_the_number_of_a_compilers_error_is_not_cudas() -> None:
+    """The same number of CUDA stands for exhausted GPU memory."""
+    error = type("nvJitLinkError", (Exception,), {"__module__": "cuda.bindings.nvjitlink", "status": 2})()
+    reply = failures.reply_to(Command(Order.RUN, 1, 0, None, ()), error, on_gpu=False)
+    assert (reply.tag, reply.code) == (Tag.COMPILE, 0)
 
 
 def test_a_module_within_a_package_is_not_imported_to_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,12 @@ NUMBA: Final = Backend(
     install="numba-cuda[cu{cuda}]",
     kernel_decorators=("jit",),
     kernel_wrappers=("jit",),
-    # Compilers raise subclasses of NumbaError. The second one is for a numba.cuda that has its own.
+    # Compilers raise subclasses of NumbaError. The second one is for a numba.cuda that has its own. Current versions
+    # call NVVM, NVRTC and the linker through cuda-core and cuda-bindings, which raise other exceptions.
     compile_errors=(
+        "cuda.bindings.nvjitlink.nvJitLinkError",
+        "cuda.bindings.nvvm.nvvmError",
+        "cuda.core._utils.cuda_utils.NVRTCError",
         "numba.core.errors.NumbaError",
         "numba.cuda.core.errors.NumbaError",
         "numba.core.errors.UnsupportedBytecodeError",

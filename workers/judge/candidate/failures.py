@@ -38,7 +38,8 @@ class CompileError(Exception):
 def reply_to(command: Command, error: BaseException, *, on_gpu: bool) -> Reply:
     """Print an exception that ended an order, and return the reply that reports it."""
     traceback.print_exception(error)
-    tag, code = tag_of(error), _cuda_code(error)
+    tag = tag_of(error)
+    code = 0 if tag is Tag.COMPILE else _cuda_code(error)  # compilers count their errors differently
     if code == 0 and on_gpu and tag in (Tag.OTHER, Tag.CUDA):
         code = _context_code()
     if code == _OUT_OF_MEMORY:
