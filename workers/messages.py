@@ -163,10 +163,14 @@ class Transport(transport.Transport):
         super()._deliver(message, queue)
 
 
+class SentinelTransport(Transport, transport.SentinelTransport):
+    """The same transport for a Redis that Sentinels name."""
+
+
 def guard(app: Celery) -> None:
     """Make this process read messages strictly, run only our task, and obey only the permitted orders."""
     redis.loads = _decode  # pyright: ignore[reportPrivateImportUsage]
-    transport.use(Transport)
+    transport.use(Transport, SentinelTransport)
     app.finalize()
     for name in set(app.tasks) - {broker.EVALUATE}:
         app.tasks.unregister(name)
