@@ -507,8 +507,9 @@ def _translate() -> Generator[None]:
     try:
         yield
     except (KombuError, RedisError, OSError) as error:
-        fault = _root(error)
-        if "SSL" in str(fault):
+        # redis-py describes the client of each Sentinel in hundreds of characters.
+        fault = re.sub(r"<redis\.client\..*? - ", "", str(_root(error)))
+        if "SSL" in fault:
             raise BrokerUnavailable(
                 f"Redis cannot be used over TLS: {fault}. Check that the server speaks TLS on this port, that "
                 "ssl_ca_certs in KQUEUE_REDIS_URL holds its authority, and that its certificate names this host"

@@ -26,6 +26,7 @@ from uuid import UUID, uuid4
 
 import structlog
 from celery import Celery
+from celery.worker import control
 from celery.worker.control import Panel
 from kombu.transport import redis
 
@@ -177,6 +178,15 @@ def guard(app: Celery) -> None:
     for name in set(Panel.data) - _ORDERS.keys() - _ALIASES:
         del Panel.data[name]
         Panel.meta.pop(name, None)
+    Panel.data["stats"] = _stats
+
+
+def _stats(state: Any) -> dict[str, Any]:
+    """Answer Flower's query of a worker's state without the parts in which Celery leaves passwords of Sentinels."""
+    answer = control.stats(state)
+    for part in ("alternates", "transport_options"):
+        answer["broker"].pop(part, None)
+    return answer
 
 
 def _decode(text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -89,11 +90,17 @@ def parse(url: str) -> URL:
 
 
 def _several(url: str) -> URL | None:
-    """Return a URL with libpq's list of hosts, ``a:5432,b:5432``, which SQLAlchemy does not read, or None."""
+    """Return the parsed URL if it has libpq's list of hosts, ``a:5432,b:5432``, which SQLAlchemy does not read.
+
+    Raises:
+        ValueError, psycopg.ProgrammingError: libpq does not read it either.
+    """
     scheme, _, rest = url.partition("://")
-    if "," not in rest.rpartition("@")[2].partition("?")[0].partition("/")[0]:
+    if "," not in re.split("[/?]", rest.rpartition("@")[2])[0]:
         return None
     query: dict[str, Any] = conninfo_to_dict(f"postgresql://{rest}")
+    for port in filter(None, query.get("port", "").split(",")):
+        int(port)  # libpq reads it when it connects
     user, password, database = (query.pop(name, None) for name in ("user", "password", "dbname"))
     return URL.create(scheme, user, password, database=database, query=query)
 

@@ -69,7 +69,7 @@ class Sentinel(Node):
 
     password = SENTINELS_PASSWORD
 
-    def _command(self, program: Path, sockets: Path) -> list[str]:  # noqa: ARG002
+    def _command(self, program: Path, sockets: Path) -> list[str]:
         assert self._primary is not None
         settings = self._directory / "sentinel.conf"
         settings.write_text(_SENTINEL.format(port=self.port, here=self._data, primary=self._primary.port))
@@ -91,19 +91,19 @@ class Sentinel(Node):
 @contextmanager
 def sentinel(directory: Path) -> Iterator[tuple[Node, Node, Sentinel]]:
     """Run a primary, its replica, and a Sentinel that knows both."""
-    with Node(directory / "a") as primary, Node(directory / "b", primary) as replica:
-        with Sentinel(directory / "sentinel", primary) as watching:
-            until(lambda: watching.state()["num-slaves"] == 1, what="the Sentinel's replica")
-            until(lambda: replica.client().info()["master_link_status"] == "up", what="replication")
-            yield primary, replica, watching
+    with (
+        Node(directory / "a") as primary,
+        Node(directory / "b", primary) as replica,
+        Sentinel(directory / "sentinel", primary) as watching,
+    ):
+        until(lambda: watching.state()["num-slaves"] == 1, what="the Sentinel's replica")
+        until(lambda: replica.client().info()["master_link_status"] == "up", what="replication")
+        yield primary, replica, watching
 
 
 @contextmanager
 def streaming(directory: Path, *, synchronous: bool) -> Iterator[tuple[Postgres, Postgres, str]]:
-    """Run a primary and a standby that streams from it.
-
-    Yield both, and libpq's URL of both.
-    """
+    """Run a primary and a standby that streams from it. Yield both, and libpq's URL, in which the standby is first."""
     directory.mkdir()
     with Postgres(with_schema(directory / "a"), durable=False) as primary:
         data = directory / "b" / "data"
@@ -117,7 +117,7 @@ def streaming(directory: Path, *, synchronous: bool) -> Iterator[tuple[Postgres,
             wanted = "sync" if synchronous else "async"
             streams = "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming' AND sync_state = %s"
             until(lambda: execute(primary.url, (streams, wanted)), what="replication")
-            hosts = ",".join(f"{quote(str(server._sockets), safe='')}:5432" for server in (primary, standby))
+            hosts = ",".join(f"{quote(str(server._sockets), safe='')}:5432" for server in (standby, primary))
             yield primary, standby, f"postgresql+psycopg://postgres@{hosts}/kqueue"
 
 

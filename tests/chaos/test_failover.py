@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from kqueue import Client, RemoteClient
+from kqueue import Client, RemoteClient, broker
 from kqueue.config import load
 from kqueue.contract import Request, Settings, Timing
 from kqueue.errors import DatabaseUnavailable
@@ -79,6 +79,9 @@ class _Run:
         with self.engine.connect() as connection:
             return list(connection.exec_driver_sql(sql, values))
 
+    def logs(self) -> str:
+        return "".join(log.read_text() for log in self.fleet.config.home_path.glob("logs/*.log"))
+
     def started(self, identity: UUID) -> None:
         running = "SELECT 1 FROM attempts WHERE evaluation_id = %s AND ended_at IS NULL"
         until(lambda: self.rows(running, identity), what="the attempt")
@@ -125,10 +128,13 @@ def _run(database_url: str, redis_url: str) -> Iterator[_Run]:
             run = _Run(fleet, remote)
             try:
                 yield run
-                logs = "".join(log.read_text() for log in root.glob("home/logs/*.log"))
-                assert "fleet starts" in logs
-                assert PASSWORD not in logs
-                assert SENTINELS_PASSWORD not in logs
+                queries = broker.make_app(fleet.config).control.inspect(timeout=10, limit=1)
+                shown = repr([queries.stats(), queries.conf(), run.logs()])
+                assert "fleet starts" in shown
+                assert "worker_max_tasks_per_child" in shown
+                assert "prefetch_count" in shown
+                assert PASSWORD not in shown
+                assert SENTINELS_PASSWORD not in shown
             finally:
                 run.engine.dispose()
 
@@ -155,12 +161,14 @@ def test_valkey_may_fail_over(tmp_path: Path, fault: str) -> None:
         run.check()
         if fault == "replaced":  # only then do workers leave it
             until(lambda: primary.client().info()["role"] == "slave", what="the former primary's new role")
+        replica.client().lpush("kqueue.cpu", "not JSON")
         cancelled = run.submit("endless")
         run.started(cancelled)
         assert run.producer.cancel(cancelled)
         run.accepted(cancelled, "cancelled")
         run.check()
         assert not run.rows("SELECT 1 FROM attempts WHERE number > 1")
+        assert "a message was dropped" in run.logs()
 
 
 @pytest.mark.parametrize("synchronous", [True, False], ids=["synchronous", "asynchronous"])
@@ -196,3 +204,4 @@ def test_postgres_may_fail_over(tmp_path: Path, synchronous: bool) -> None:
             assert not evaluations.existing(run.engine, [lost])
         run.accepted(producer.submit(newest).evaluation_id, "wrong_values")
         run.check()
+        assert not synchronous or not run.rows("SELECT 1 FROM attempts WHERE number > 1")
