@@ -171,9 +171,9 @@ def connect_listener(url: str, *, application: str) -> psycopg.Connection:
     """
     parsed = parse(url)
     _, server = parsed.get_dialect()().create_connect_args(parsed)
-    given = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": application, **_KEEPALIVE}
+    given: dict[str, Any] = {**server, "connect_timeout": CONNECT_TIMEOUT_S, "application_name": application}
     with translate():
-        return psycopg.connect(autocommit=True, **server | given)
+        return psycopg.connect(autocommit=True, **given, **_KEEPALIVE)
 
 
 @contextmanager

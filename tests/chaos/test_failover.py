@@ -197,11 +197,13 @@ def test_postgres_may_fail_over(tmp_path: Path, synchronous: bool) -> None:
         if synchronous:
             with pytest.raises(DatabaseUnavailable):
                 pending.result()
+        waiting = threads.submit(run.submit, "passed")
         standby.start()
         execute(standby.url, "SELECT pg_promote()")
         run.judges_again(fault_at)
         if not synchronous:
             assert not evaluations.existing(run.engine, [lost])
+        waiting.result()
         run.accepted(producer.submit(newest).evaluation_id, "wrong_values")
         run.check()
         assert not synchronous or not run.rows("SELECT 1 FROM attempts WHERE number > 1")
