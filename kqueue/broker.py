@@ -21,8 +21,10 @@ from uuid import UUID
 from celery import Celery
 from kombu.entity import Queue
 from kombu.exceptions import KombuError
+from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError, WatchError
+from redis.retry import Retry
 
 from kqueue.config import LANE, Config
 from kqueue.errors import BrokerUnavailable, ConfigError, UnknownLane
@@ -41,6 +43,9 @@ CONSUMER_PATIENCE_S: Final = 10.0
 
 #: Permitted parameters of a URL's query, for TLS.
 _TLS_FILES: Final = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
+#: Permitted parameters of a URL of Sentinels, in addition to those for TLS.
+_OF_SENTINELS: Final = frozenset({"master_name", "sentinel_username", "sentinel_password"})
+_SENTINELS_FORM: Final = "sentinel://:password@host:26379;sentinel://host:26379/0?master_name=NAME"
 _PREFIX: Final = "kqueue."
 _LABEL_CHARACTERS: Final = 1000
 #: Number of messages read from a queue at once.
@@ -145,16 +150,21 @@ def queue(lane: str) -> Queue:
 
 
 def parse(url: str) -> str:
-    """Return ``url`` if it is a URL of Redis.
+    """Return ``url`` if it is a URL of Redis, in the form that kombu reads.
+
+    kombu uses the addresses of Sentinels in turn, so each of them gets the user, the password and the database.
 
     Raises:
         ConfigError: it is not. The message does not repeat it, because it can contain a password.
     """
     scheme = url.partition("://")[0]
-    if scheme not in {"redis", "rediss", "redis+socket"} or scheme == url:
+    if scheme not in {"redis", "rediss", "redis+socket", "sentinel"} or scheme == url:
         raise ConfigError(
-            "KQUEUE_REDIS_URL is not a Redis URL: use redis://:password@host:6379/0 or redis+socket:///path"
+            "KQUEUE_REDIS_URL is not a Redis URL: use redis://:password@host:6379/0, redis+socket:///path, or "
+            f"{_SENTINELS_FORM}"
         )
+    if scheme == "sentinel":
+        return _parse_sentinels(url)
     parts = urlsplit(url)
     try:
         sound = parts.port != 0 and (scheme == "redis+socket" or re.fullmatch(r"/?\d*", parts.path) is not None)
@@ -168,6 +178,27 @@ def parse(url: str) -> str:
     return url
 
 
+def _parse_sentinels(url: str) -> str:
+    addresses, mark, query = url.partition("?")
+    with suppress(ValueError):  # a port is not a number, or logins or databases differ
+        nodes = [urlsplit(address) for address in addresses.split(";")]
+        [login] = {node.netloc.rpartition("@")[0] for node in nodes} - {""} or {""}
+        [database] = {node.path.strip("/") for node in nodes} - {""} or {"0"}
+        hosts = [node.netloc.rpartition("@")[2] for node in nodes if node.hostname and node.port != 0]
+        sound = {node.scheme for node in nodes} == {"sentinel"} and len(hosts) == len(nodes) and database.isdecimal()
+        if sound and _parameters(url).get("master_name"):
+            return ";".join(f"sentinel://{login and login + '@'}{host}/{database}" for host in hosts) + mark + query
+    raise ConfigError(
+        f"KQUEUE_REDIS_URL is not {_SENTINELS_FORM}: NAME is the primary's name at the Sentinels, all addresses share "
+        "one user, password and database, and special characters in a password are written as %XX"
+    )
+
+
+def _parameters(url: str) -> dict[str, str]:
+    """Return the parameters of a URL's query."""
+    return dict(parse_qsl(url.partition("?")[2], keep_blank_values=True))
+
+
 def tls(url: str) -> dict[str, Any] | None:
     """Return Celery's settings for the TLS that ``url`` requests, or None if it requests none.
 
@@ -177,22 +208,33 @@ def tls(url: str) -> dict[str, Any] | None:
     Raises:
         ConfigError: another parameter is given, or a file cannot be read.
     """
-    parts = urlsplit(url)
-    asked = dict(parse_qsl(parts.query, keep_blank_values=True))
-    if parts.scheme == "redis+socket":
+    scheme, asked = url.partition("://")[0], _parameters(url)
+    if scheme == "redis+socket":
         return None
-    if unknown := asked.keys() - (_TLS_FILES if parts.scheme == "rediss" else frozenset()):
+    permitted = {"rediss": _TLS_FILES, "sentinel": _TLS_FILES | _OF_SENTINELS}.get(scheme, frozenset[str]())
+    if unknown := asked.keys() - permitted:
         raise ConfigError(
             f"KQUEUE_REDIS_URL: {', '.join(sorted(unknown))} has no meaning there. TLS is "
             "rediss://...?ssl_ca_certs=FILE, with ssl_certfile and ssl_keyfile where the server asks for them. "
             "Certificates are always verified"
         )
-    if parts.scheme != "rediss":
+    files = {name: file for name, file in asked.items() if name in _TLS_FILES}
+    if scheme != "rediss" and not files:
         return None
-    for name, file in asked.items():
+    for name, file in files.items():
         if not os.access(file, os.R_OK):
             raise ConfigError(f"KQUEUE_REDIS_URL: {name} names {file}, which cannot be read")
-    return {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True, **asked}
+    return {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True, **files}
+
+
+def _sentinel_options(url: str, secured: dict[str, Any] | None, patience_s: float) -> dict[str, Any]:
+    """Return kombu's options for finding the primary of a URL of Sentinels."""
+    asked = _parameters(url)
+    login = {name: asked[f"sentinel_{name}"] for name in ("username", "password") if f"sentinel_{name}" in asked}
+    waits = {"socket_timeout": patience_s, "socket_connect_timeout": SENDER_PATIENCE_S}
+    # redis-py's default waits for seconds and tries again before it asks the next Sentinel.
+    nodes = {"retry": Retry(NoBackoff(), 0), **waits, **login, **({"ssl": True, **secured} if secured else {})}
+    return {"master_name": asked["master_name"], "sentinel_kwargs": nodes}
 
 
 def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_s: float = SENDER_PATIENCE_S) -> Celery:
@@ -207,13 +249,19 @@ def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_
     """
     url = parse(config.require_redis())
     secured = tls(url)
-    app = Celery("kqueue", broker=url.partition("?")[0] if secured else url, set_as_current=False)
+    sentinels = url.startswith("sentinel:")
+    broker = url.partition("?")[0] if secured or sentinels else url
+    app = Celery("kqueue", broker=broker, set_as_current=False)
     app.conf.update(
         _SETTINGS,
         broker_use_ssl=secured,
         task_queues=[queue(lane) for lane in lanes],
         # Without a timeout a half-open connection waits without end.
-        broker_transport_options={**_TRANSPORT, "socket_timeout": patience_s},
+        broker_transport_options={
+            **_TRANSPORT,
+            "socket_timeout": patience_s,
+            **(_sentinel_options(url, secured, patience_s) if sentinels else {}),
+        },
     )
     return app
 
@@ -459,8 +507,9 @@ def _translate() -> Generator[None]:
     try:
         yield
     except (KombuError, RedisError, OSError) as error:
-        fault = _root(error)
-        if "SSL" in str(fault):
+        # redis-py describes the client of each Sentinel in hundreds of characters.
+        fault = re.sub(r"<redis\.client\..*? - ", "", str(_root(error)))
+        if "SSL" in fault:
             raise BrokerUnavailable(
                 f"Redis cannot be used over TLS: {fault}. Check that the server speaks TLS on this port, that "
                 "ssl_ca_certs in KQUEUE_REDIS_URL holds its authority, and that its certificate names this host"

@@ -52,7 +52,8 @@ class Config(BaseSettings):
     ``?sslmode=verify-full&sslrootcert=FILE``."""
     redis_url: SecretStr | None = None
     """URL of Redis or Valkey: ``redis://user:password@host:6379/0``, ``redis+socket:///path``, or over TLS
-    ``rediss://user:password@host:6379/0?ssl_ca_certs=FILE``."""
+    ``rediss://user:password@host:6379/0?ssl_ca_certs=FILE``. Sentinels that name the server:
+    ``sentinel://user:password@host:26379;sentinel://host:26379/0?master_name=NAME``."""
     scratch: Path = Field(default_factory=lambda: Path(tempfile.gettempdir()) / f"kqueue-{os.getuid()}")
     """Parent of the candidates' private directories, on a local disk. Other users must be able to traverse it. By
     default ``kqueue-UID`` in the temporary folder."""

@@ -103,7 +103,9 @@ def report(group: str, results: Iterable[tuple[str, Result | None]]) -> Iterator
 
 
 def redact(url: str) -> str:
-    """Return ``url`` with its user, password and secret query parameters masked."""
+    """Return ``url``, or each of several, with its user, password and secret query parameters masked."""
+    if len(several := _split(url)) > 1:
+        return ";".join(redact(one) for one in several)
     scheme, mark, rest = url.partition("://")
     if not mark:
         return "(not a URL)"
@@ -113,6 +115,11 @@ def redact(url: str) -> str:
     user, at, location = rest.rpartition("@")
     shown = f"{scheme}://{'***@' if user and at else ''}{location}"
     return shown + ("?" + re.sub(_SECRET_PARAMETER, r"\1=***", query) if query else "")
+
+
+def _split(url: str) -> list[str]:
+    """Return the URLs of several Sentinels, or else the one URL."""
+    return re.split(";(?=sentinel://)", url)
 
 
 def examine(config: Config, *, deep: bool = False) -> Iterator[Check]:
@@ -156,9 +163,10 @@ def _secrets(config: Config) -> Iterator[str]:
             secrets |= {secret, secret.partition(":")[2]}
     for value in (config.database_url, config.redis_url):
         if value is not None:
-            rest = value.get_secret_value().partition("://")[2]
-            secrets.add(rest.rpartition("@")[0].partition(":")[2])
-            secrets |= {given for _, given in re.findall(_SECRET_PARAMETER, rest)}
+            for url in _split(value.get_secret_value()):
+                rest = url.partition("://")[2]
+                secrets.add(rest.rpartition("@")[0].partition(":")[2])
+                secrets |= {given for _, given in re.findall(_SECRET_PARAMETER, rest)}
     secrets |= {unquote(secret) for secret in secrets}
     yield from sorted((secret for secret in secrets if len(secret) >= _TELLING), key=len, reverse=True)
 

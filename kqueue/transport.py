@@ -80,7 +80,17 @@ class Transport(redis.Transport):
     Channel = Channel
 
 
-def use(transport: type[Transport]) -> None:
-    """Make this process connect to Redis by ``transport``."""
-    for scheme in ("redis", "rediss"):
-        transports.TRANSPORT_ALIASES[scheme] = f"{transport.__module__}:{transport.__qualname__}"
+class SentinelChannel(Channel, redis.SentinelChannel):
+    """The same channel on the primary that Sentinels name."""
+
+
+class SentinelTransport(Transport, redis.SentinelTransport):
+    """kombu's transport for Sentinels with this module's channels."""
+
+    Channel = SentinelChannel
+
+
+def use(transport: type[Transport], sentinels: type[SentinelTransport]) -> None:
+    """Make this process connect to Redis by ``transport``, and by ``sentinels`` if Sentinels name the server."""
+    for scheme, one in (("redis", transport), ("rediss", transport), ("sentinel", sentinels)):
+        transports.TRANSPORT_ALIASES[scheme] = f"{one.__module__}:{one.__qualname__}"

@@ -26,6 +26,7 @@ from uuid import UUID, uuid4
 
 import structlog
 from celery import Celery
+from celery.worker import control
 from celery.worker.control import Panel
 from kombu.transport import redis
 
@@ -163,16 +164,29 @@ class Transport(transport.Transport):
         super()._deliver(message, queue)
 
 
+class SentinelTransport(Transport, transport.SentinelTransport):
+    """The same transport for a Redis that Sentinels name."""
+
+
 def guard(app: Celery) -> None:
     """Make this process read messages strictly, run only our task, and obey only the permitted orders."""
     redis.loads = _decode  # pyright: ignore[reportPrivateImportUsage]
-    transport.use(Transport)
+    transport.use(Transport, SentinelTransport)
     app.finalize()
     for name in set(app.tasks) - {broker.EVALUATE}:
         app.tasks.unregister(name)
     for name in set(Panel.data) - _ORDERS.keys() - _ALIASES:
         del Panel.data[name]
         Panel.meta.pop(name, None)
+    Panel.data["stats"] = _stats
+
+
+def _stats(state: Any) -> dict[str, Any]:
+    """Answer Flower's query of a worker's state without the parts in which Celery leaves passwords of Sentinels."""
+    answer = control.stats(state)
+    for part in ("alternates", "transport_options"):
+        answer["broker"].pop(part, None)
+    return answer
 
 
 def _decode(text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 import psycopg
 from psycopg import errors as pg
+from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection, Engine, create_engine, event, exc
 from sqlalchemy.engine import URL, make_url
 
@@ -75,12 +77,32 @@ def parse(url: str) -> URL:
         ConfigError: ``url`` is not a URL of a Postgres database.
     """
     try:
-        parsed = make_url(url)
-    except exc.ArgumentError:
+        parsed = _several(url) or make_url(url)
+    except (exc.ArgumentError, ValueError, psycopg.ProgrammingError):
         raise ConfigError("KQUEUE_DATABASE_URL is not a URL: use postgresql+psycopg://user:password@host/db") from None
     if parsed.get_backend_name() not in {"postgresql", "postgres"}:
         raise ConfigError(f"KQUEUE_DATABASE_URL names {parsed.drivername}: kqueue needs postgresql+psycopg://...")
+    hosts = parsed.query.get("host") or parsed.host or ""
+    if (isinstance(hosts, tuple) or "," in hosts) and "target_session_attrs" not in parsed.query:
+        # A standby accepts connections too, and refuses every statement that writes.
+        parsed = parsed.update_query_dict({"target_session_attrs": "read-write"})
     return parsed.set(drivername="postgresql+psycopg")
+
+
+def _several(url: str) -> URL | None:
+    """Return the parsed URL if it has libpq's list of hosts, ``a:5432,b:5432``, which SQLAlchemy does not read.
+
+    Raises:
+        ValueError, psycopg.ProgrammingError: libpq does not read it either.
+    """
+    scheme, _, rest = url.partition("://")
+    if "," not in re.split("[/?]", rest.rpartition("@")[2])[0]:
+        return None
+    query: dict[str, Any] = conninfo_to_dict(f"postgresql://{rest}")
+    for port in filter(None, query.get("port", "").split(",")):
+        int(port)  # libpq reads it when it connects
+    user, password, database = (query.pop(name, None) for name in ("user", "password", "dbname"))
+    return URL.create(scheme, user, password, database=database, query=query)
 
 
 def connect(url: str, *, application: str, pool_size: int = 5, fenced: bool = False) -> Engine:
@@ -147,11 +169,11 @@ def connect_listener(url: str, *, application: str) -> psycopg.Connection:
     Raises:
         DatabaseUnavailable: the connection failed.
     """
-    dsn = parse(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    parsed = parse(url)
+    _, server = parsed.get_dialect()().create_connect_args(parsed)
+    given: dict[str, Any] = {**server, "connect_timeout": CONNECT_TIMEOUT_S, "application_name": application}
     with translate():
-        return psycopg.connect(
-            dsn, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S, application_name=application, **_KEEPALIVE
-        )
+        return psycopg.connect(autocommit=True, **given, **_KEEPALIVE)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Postgres killed, silent, read-only, full, failed over and migrated: accepted evaluations survive."""
+"""Postgres killed, silent, read-only, full and migrated: accepted evaluations survive."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -156,58 +154,6 @@ def test_a_migration_may_change_a_columns_type(services: Any, fleet: Any, whole:
         _execute(url, "ALTER TABLE probe_pauses ALTER reason TYPE text", "ALTER TABLE kernels ALTER source TYPE text")
     assert fleet.process.poll() is None
     assert [one.id for one in fleet.live()] == [worker.id]
-
-
-@dataclass
-class _Address:
-    """A proxy at one address for whichever server is the primary."""
-
-    url: str
-    pid: int | None
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(300)
-def test_postgres_may_fail_over(tmp_path: Path) -> None:
-    """Clients that know both addresses continue on the promoted standby after the primary is killed."""
-    tmp_path.chmod(0o755)
-    with Postgres(tmp_path / "a", durable=False) as primary, Valkey(tmp_path / "valkey") as valkey:
-        schema.upgrade(primary.url)
-        sockets = _sockets(primary)
-        standby_data = tmp_path / "b" / "data"
-        standby_data.parent.mkdir()
-        copy = [str(primary._program() / "pg_basebackup"), "-h", sockets, "-U", "postgres", "-D", str(standby_data)]
-        subprocess.run([*copy, "-R", "-X", "stream", "-c", "fast"], check=True, env=embedded.clean_environment())
-        with Postgres(tmp_path / "b", durable=False) as standby:
-            hosts = quote(f"{sockets},{_sockets(standby)}", safe=",")
-            both = f"postgresql+psycopg://postgres@/kqueue?host={hosts}&port=5432,5432&target_session_attrs=read-write"
-            services = Services(_Address(both, None), valkey, tmp_path)
-            with fleets(services) as start:
-                fleet = start()
-                running = services.submit("sleep 2", attempts=3)
-                waiting = [services.submit("ok", attempts=3) for _ in range(3)]
-                services.started(running)
-                _caught_up(primary)
-                os.kill(primary.pid, signal.SIGKILL)
-                services.until(lambda: not primary.alive(), what="its end")
-                _execute(standby.url, "SELECT pg_promote()")
-                Whole(services)(running, *waiting, attempts=1)
-                assert fleet.process.poll() is None
-            services.engine.dispose()
-            services.app.close()
-
-
-def _sockets(postgres: Postgres) -> str:
-    return str(postgres._sockets)
-
-
-def _caught_up(primary: Postgres) -> None:
-    """Wait until the asynchronous standby has replayed everything, because the rest is lost with the primary."""
-    with psycopg.connect(primary.url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as connection:
-        while not connection.execute(
-            "SELECT bool_and(replay_lsn >= pg_current_wal_lsn()) AND count(*) > 0 FROM pg_stat_replication"
-        ).fetchone()[0]:
-            time.sleep(0.02)
 
 
 @contextmanager

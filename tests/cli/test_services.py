@@ -44,6 +44,10 @@ def test_a_setting_that_cannot_work_ends_with_3(cli: Cli, worker: UUID) -> None:
         (("results",), "DATABASE_URL", "", "no fleet found: set KQUEUE_DATABASE_URL, or start one on this machine"),
         (SUBMIT, "REDIS_URL", "amqp://u:secret@h", "KQUEUE_REDIS_URL is not"),
         (SUBMIT, "REDIS_URL", "redis://:sec/ret@h:1/0", "KQUEUE_REDIS_URL is not"),
+        (SUBMIT, "REDIS_URL", "sentinel://:sec@a:1;sentinel://:ret@b:1/0?master_name=m", "all addresses share one"),
+        (SUBMIT, "REDIS_URL", "sentinel://:secret@a:1/0", "?master_name=NAME"),
+        (SUBMIT, "REDIS_URL", "sentinel://:secret@a:1/0?master_name=m&db=1", "db has no meaning"),
+        (("results",), "DATABASE_URL", "postgresql://u:secret@a:1,b:x/db", "KQUEUE_DATABASE_URL is not a URL"),
         (("results",), "LEASE_S", "soon", "KQUEUE_LEASE_S"),
     ):
         done = cli(*command, **{f"KQUEUE_{name}": value})
@@ -193,6 +197,8 @@ def test_no_secret_is_told_wherever_it_comes_up(monkeypatch: Any) -> None:
         ("KQUEUE_DATABASE_URL", "postgresql://u:wh?at/is@127.0.0.1:1/db", "wh?at/is"),
         ("KQUEUE_DATABASE_URL", "postgresql://127.0.0.1:1/db?user=u&password=given-there", "given-there"),
         ("KQUEUE_REDIS_URL", "redis://:p%40sswordlong@127.0.0.1:1/0", "p@sswordlong"),
+        ("KQUEUE_REDIS_URL", "sentinel://:p@a;sentinel://u:p;sswordlong@b/0?master_name=m", "p;sswordlong"),
+        ("KQUEUE_REDIS_URL", "sentinel://:p@a;sentinel://b?sentinel_password=of-sentinels", "of-sentinels"),
         ("KQUEUE_FLOWER_AUTH", "admin:of-the-window", "of-the-window"),
         ("KQUEUE_TOKEN", "kq_of-somebody", "kq_of-somebody"),
         ("KQUEUE_DATABASE_URL", "postgresql://u:kqueue@127.0.0.1:1/db", "***"),
@@ -209,6 +215,8 @@ def test_addresses_are_shown_without_secrets() -> None:
         ("redis://host/0", "redis://host/0"),
         ("postgresql://host/db?ssl=require&password=x&user=u", "postgresql://host/db?ssl=require&password=***&user=u"),
         ("redis+socket:///run/valkey.sock", "redis+socket:///run/valkey.sock"),
+        ("sentinel://u:p;w@a:1;sentinel://b/0?master_name=m", "sentinel://***@a:1;sentinel://b/0?master_name=m"),
+        ("sentinel://a;sentinel://:p@b?sentinel_password=x", "sentinel://a;sentinel://***@b?sentinel_password=***"),
         ("secret", "(not a URL)"),
     ):
         assert redact(url) == shown

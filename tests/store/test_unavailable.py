@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import quote
 from uuid import UUID, uuid4
 
 import psycopg
@@ -13,7 +15,7 @@ from sqlalchemy import Engine
 from kqueue.contract import Request
 from kqueue.errors import DatabaseUnavailable, SchemaMismatch
 from kqueue.store import baselines, evaluations, workers
-from kqueue.store.engine import connect
+from kqueue.store.engine import connect, connect_listener
 from tests.samples import measurement
 from tests.store.steps import ENVIRONMENT, PASSED, change
 
@@ -52,6 +54,21 @@ class TestUnavailable:
         for call in calls(uuid4()):
             with pytest.raises(DatabaseUnavailable, match="KQUEUE_DATABASE_URL"):
                 call(engine)
+
+    @pytest.mark.parametrize(
+        "form",
+        [
+            "postgres@{0}:1,{1}:5432/{2}?",
+            "postgres@/{2}?host={0},{1}&port=1,5432",
+            "postgres@/{2}?host={0}:1&host={1}:5432",
+        ],
+    )
+    def test_the_first_of_several_hosts_is_down(self, engine: Engine, tmp_path: Path, form: str) -> None:
+        """Engines and listeners connect to the next host, in libpq's forms of a list and in SQLAlchemy's."""
+        hosts = (quote(str(place), safe="") for place in (tmp_path, engine.url.query["host"]))
+        url = "postgresql://" + form.format(*hosts, engine.url.database)
+        connect(url, application="tests").connect().close()
+        connect_listener(url, application="tests").close()
 
     def test_a_prepared_statement_is_out_of_date(self, engine: Engine) -> None:
         """A changed column type is the database's error once, and the next call succeeds."""
