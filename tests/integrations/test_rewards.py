@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from kqueue.integrations.common import SHARED, SHARED_ASYNC
 from kqueue.integrations.kernelbench import eval_kernel_against_ref
 from kqueue.integrations.verl import compute_score
 from tests.integrations.sources import BROKEN_REFERENCE, NO_KERNEL, QUICK, REFERENCE, RIGHT, WRONG
+from tests.packages import needs
 
 SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 
@@ -43,28 +44,20 @@ def test_compute_score(config: Config) -> None:
 
 
 @pytest.mark.nightly
-def test_verl_calls_it(config: Config, needs: Callable[[str], None]) -> None:
-    """Verl's own loader finds the function by name, and its reward manager returns the reward or raises."""
+def test_verl_calls_it(config: Config) -> None:
+    """Verl's loader finds the function by its page's overrides, and its reward manager returns the reward or raises."""
     needs("verl")
     import numpy as np
     import torch
-    from omegaconf import OmegaConf
+    from hydra import compose, initialize_config_module
     from tensordict import TensorDict
     from verl import DataProto
     from verl.trainer.ppo.reward import load_reward_manager
 
-    config_of_verl = OmegaConf.create(
-        {
-            "reward": {
-                "custom_reward_function": {
-                    "path": "pkg://kqueue.integrations.verl",
-                    "name": "compute_score",
-                    "reward_kwargs": SETTINGS,
-                },
-                "reward_manager": {"source": "register", "name": "naive"},
-            }
-        }
-    )
+    own, given = "reward.custom_reward_function", ", ".join(f"{name}: {value}" for name, value in SETTINGS.items())
+    overrides = [f"{own}.path=pkg://kqueue.integrations.verl", f"+{own}.reward_kwargs={{{given}}}"]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config_of_verl = compose("ppo_trainer", overrides)
 
     async def reward(answer: str, reference: str) -> dict[str, Any]:
         tokenizer = SimpleNamespace(decode=lambda *_, **__: answer)
@@ -82,7 +75,7 @@ def test_verl_calls_it(config: Config, needs: Callable[[str], None]) -> None:
 
 
 @pytest.mark.nightly
-def test_openevolve_evaluates_with_it(config: Config, needs: Callable[[str], None], tmp_path: Path) -> None:
+def test_openevolve_evaluates_with_it(config: Config, tmp_path: Path) -> None:
     """OpenEvolve's evaluator gets metrics and feedback, tries again if nothing is known, and then gets no score."""
     needs("openevolve")
     from openevolve.config import EvaluatorConfig
@@ -133,21 +126,18 @@ class _Server:
 
 
 def test_nemo_gyms_server(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The resources server verifies a reply with the reward in the response, and raises if nothing is known."""
-    if sys.version_info < (3, 12):  # NeMo-Gym's oldest version of Python
-        base = ModuleType("nemo_gym.base_resources_server")
-        parts = {
-            "BaseResourcesServerConfig": _Config,
-            "BaseVerifyRequest": _VerifyRequest,
-            "BaseVerifyResponse": _VerifyResponse,
-            "SimpleResourcesServer": _Server,
-        }
-        for name, part in parts.items():
-            setattr(base, name, part)
-        monkeypatch.setitem(sys.modules, "nemo_gym", ModuleType("nemo_gym"))
-        monkeypatch.setitem(sys.modules, "nemo_gym.base_resources_server", base)
-    else:
-        pytest.importorskip("nemo_gym.base_resources_server")
+    """The server verifies a reply with the reward in the response, and raises if nothing is known, without NeMo-Gym."""
+    base = ModuleType("nemo_gym.base_resources_server")
+    parts = {
+        "BaseResourcesServerConfig": _Config,
+        "BaseVerifyRequest": _VerifyRequest,
+        "BaseVerifyResponse": _VerifyResponse,
+        "SimpleResourcesServer": _Server,
+    }
+    for name, part in parts.items():
+        setattr(base, name, part)
+    monkeypatch.setitem(sys.modules, "nemo_gym", ModuleType("nemo_gym"))
+    monkeypatch.setitem(sys.modules, "nemo_gym.base_resources_server", base)
     from kqueue.integrations import nemo_gym
 
     fields = {"host": "127.0.0.1", "port": 0, "entrypoint": "app.py", "name": "kernels"}
