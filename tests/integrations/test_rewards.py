@@ -1,21 +1,20 @@
-"""The adapters for verl, NeMo-Gym, OpenEvolve and KernelBench, with their packages where those are installed."""
+"""The adapters for verl, OpenEvolve and KernelBench, with their packages where those are installed."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
-from kqueue import EvaluationFailed, InvalidRequest
+from kqueue import AsyncClient, EvaluationFailed, InvalidRequest
 from kqueue.config import Config
-from kqueue.integrations.common import SHARED, SHARED_ASYNC
+from kqueue.integrations.common import SHARED, Judging, judge_async
 from kqueue.integrations.kernelbench import eval_kernel_against_ref
 from kqueue.integrations.verl import compute_score
 from tests.integrations.sources import BROKEN_REFERENCE, NO_KERNEL, QUICK, REFERENCE, RIGHT, WRONG
@@ -105,57 +104,17 @@ def test_openevolve_evaluates_with_it(config: Config, tmp_path: Path) -> None:
     assert "reference_error" in artifacts["stderr"]
 
 
-class _Config(BaseModel):
-    host: str = "127.0.0.1"
-    port: int = 0
-    entrypoint: str = "app.py"
-    name: str = "kernels"
+def test_judge_async(config: Config) -> None:
+    """The adapters of servers get a score for a kernel or an answer without one, and an error if nothing is known."""
 
+    async def scores() -> list[float]:
+        async with AsyncClient(config) as client:
+            ask = partial(judge_async, client, settings=Judging(**SETTINGS))
+            with pytest.raises(EvaluationFailed):
+                await ask(BROKEN_REFERENCE, RIGHT)
+            return [await ask(REFERENCE, answer) for answer in (f"```python\n{RIGHT}```", WRONG, NO_KERNEL)]
 
-class _VerifyRequest(BaseModel):
-    response: Any
-
-
-class _VerifyResponse(_VerifyRequest):
-    reward: float
-
-
-class _Server:
-    def __init__(self, config: Any, server_client: Any = None) -> None:
-        self.config = config
-
-
-def test_nemo_gyms_server(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server verifies a reply with the reward in the response, and raises if nothing is known, without NeMo-Gym."""
-    base = ModuleType("nemo_gym.base_resources_server")
-    parts = {
-        "BaseResourcesServerConfig": _Config,
-        "BaseVerifyRequest": _VerifyRequest,
-        "BaseVerifyResponse": _VerifyResponse,
-        "SimpleResourcesServer": _Server,
-    }
-    for name, part in parts.items():
-        setattr(base, name, part)
-    monkeypatch.setitem(sys.modules, "nemo_gym", ModuleType("nemo_gym"))
-    monkeypatch.setitem(sys.modules, "nemo_gym.base_resources_server", base)
-    from kqueue.integrations import nemo_gym
-
-    fields = {"host": "127.0.0.1", "port": 0, "entrypoint": "app.py", "name": "kernels"}
-    settings = nemo_gym.KernelResourcesServerConfig(**fields, **SETTINGS)
-    server = nemo_gym.KernelResourcesServer(config=settings, server_client=None)
-
-    async def rewards() -> list[Any]:
-        async def reward(answer: str, reference: str) -> Any:
-            reply = SimpleNamespace(output_text=answer)
-            return await server.verify(nemo_gym.KernelVerifyRequest(response=reply, reference=reference))
-
-        told = [await reward(answer, REFERENCE) for answer in (f"```python\n{RIGHT}```", WRONG, NO_KERNEL)]
-        with pytest.raises(EvaluationFailed):
-            await reward(RIGHT, BROKEN_REFERENCE)
-        await SHARED_ASYNC.take().close()  # type: ignore[union-attr]
-        return told
-
-    assert [one.reward for one in asyncio.run(rewards())] == [1.0, 0.0, 0.0]
+    assert asyncio.run(scores()) == [1.0, 0.0, 0.0]
 
 
 def test_kernelbenchs_function(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
