@@ -17,13 +17,11 @@ import pytest
 
 from kqueue import Client
 from kqueue.config import Config
-from tests.integrations.sources import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
+from tests.integrations.sources import BROKEN_REFERENCE, REFERENCE, RIGHT, SETTINGS, WRONG
 from tests.packages import NEMO_GYM_FOLDER, needs
 from tests.waiting import until
 
 pytestmark = pytest.mark.nightly
-
-SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 
 
 @pytest.fixture

@@ -17,10 +17,8 @@ from kqueue.config import Config
 from kqueue.integrations.common import SHARED, Judging, judge_async
 from kqueue.integrations.kernelbench import eval_kernel_against_ref
 from kqueue.integrations.verl import compute_score
-from tests.integrations.sources import BROKEN_REFERENCE, NO_KERNEL, QUICK, REFERENCE, RIGHT, WRONG
+from tests.integrations.sources import BROKEN_REFERENCE, NO_KERNEL, REFERENCE, RIGHT, SETTINGS, WRONG
 from tests.packages import needs
-
-SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,8 @@ from kqueue import AsyncClient, Client, EvaluationFailed, InvalidRequest, LaneUn
 from kqueue.config import Config
 from kqueue.integrations.rl import KernelEnv, reward
 from kqueue.kernelbench import request_of
-from tests.integrations.sources import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
+from tests.integrations.sources import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, SETTINGS, WRONG
 from tests.packages import needs
-
-SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 
 
 def rewards(problems: Any, completions: Any, **changes: Any) -> list[float | None]:
