@@ -105,4 +105,4 @@ queue-bench: venv ## measure submissions, scheduling and reports with long queue
 	$(PY) benchmarks/queueing.py $(ARGS)
 
 clean: ## remove the output of these targets
-	rm -rf .venv .adapters .site wheelhouse dist build .pytest_cache .ruff_cache
+	rm -rf .venv .adapters .nemo-gym .site wheelhouse dist build .pytest_cache .ruff_cache

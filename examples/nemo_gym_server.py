@@ -1,6 +1,8 @@
-"""Serve rewards of kernels to NeMo-Gym. It is the `app.py` of a resources server (Python 3.12, `pip install nemo-gym`).
+"""Serve rewards of kernels to NeMo-Gym (Python 3.12, `pip install nemo-gym`).
 
-`ng_run` starts it with a configuration such as
+It is the file resources_servers/kernels/app.py. The file requirements.txt next to it names kqueue, and
+configs/kernels.yaml has the configuration. `gym env start --config resources_servers/kernels/configs/kernels.yaml`
+starts it.
 
     kernels:
       resources_servers:

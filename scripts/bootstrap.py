@@ -6,7 +6,8 @@ A second run does nothing until pyproject.toml, this file or one of these variab
                        Otherwise it installs the registry's torch (CUDA) on a host with a GPU, and else a CPU build.
     KQUEUE_WHEELHOUSE  a folder of wheels (see `wheelhouse`): install from there only.
 
-`bootstrap.py adapters` installs the packages for kqueue's adapters into `.adapters`, next to `.venv`.
+`bootstrap.py adapters` installs the packages for kqueue's adapters into `.adapters`, next to `.venv`, and NeMo-Gym into
+`.nemo-gym`.
 `bootstrap.py site` installs the builder of the documentation's site into `.site`.
 `bootstrap.py wheelhouse --python 3.12` collects the wheels for a GPU host that has torch but no network. `--cpu` adds
 torch's CPU build with its dependencies, for a host without torch.
@@ -84,8 +85,11 @@ def main(running: tuple[int | str, ...] = tuple(sys.version_info)) -> int:
     commands.add_parser("site", help="fetch the builder of the documentation's site")
     options = parser.parse_args()
     try:
-        if options.command in {"adapters", "site"}:
-            apart(options.command)
+        if options.command == "adapters":
+            apart("adapters")
+            apart("nemo-gym")
+        elif options.command == "site":
+            apart("site")
         elif options.command == "wheelhouse":
             wheelhouse(options.python, options.out, cpu=options.cpu)
         else:
@@ -130,7 +134,7 @@ def environment(installer_of: Callable[[Path | None], Installer] | None = None) 
 
 
 def apart(group: str) -> None:
-    """Install a dependency group that few users need into a separate folder (`.adapters`, `.site`)."""
+    """Install a dependency group that few users need into a folder of its name (`.adapters`, `.nemo-gym`, `.site`)."""
     wanted = project()["dependency-groups"][group]
     folder = ROOT / f".{group}"
     key = repr((sys.version, wanted))
@@ -138,6 +142,7 @@ def apart(group: str) -> None:
     if done.exists() and done.read_text() == key:
         return
     shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()  # Stays empty if no package is for this Python.
     print(f"bootstrap: fetching {', '.join(map(name, wanted))}", flush=True)
     installer = Installer(None)
     bare = [r for r in wanted if name(r) in BARE]

@@ -353,19 +353,8 @@ def _result(order: _Order, verdict: Verdict | InvalidRequest) -> dict[str, Any] 
         result = result_for(order.request, verdict, threshold=threshold, timing_method=asked.timing_method, **metadata)
     except EvaluationFailed as error:
         return error
-    return {
-        "format_ok": True,
-        "compiled": bool(verdict.compiled),
-        "correctness": verdict.passed,
-        "tests_passed": asked.num_correct_trials if verdict.passed else 0,
-        "tests_total": asked.num_correct_trials,
-        "speedup": verdict.speedup,
-        "runtime_ms": verdict.runtime_ms,
-        "baseline_runtime_ms": verdict.baseline_ms,
-        "error_message": None if verdict.passed else f"{verdict.category}: {verdict.message}",
-        "code_length": len(order.request.kernel),
-        "metadata": result["metadata"],
-    }
+    message = None if verdict.passed else f"{verdict.category}: {verdict.message}"
+    return _row(asked.num_correct_trials, order.request.kernel, message, result["metadata"], verdict)
 
 
 def _record(evaluation: Mapping[str, Any], error: Exception) -> dict[str, Any]:
@@ -373,17 +362,25 @@ def _record(evaluation: Mapping[str, Any], error: Exception) -> dict[str, Any]:
     metadata: dict[str, Any] = {"exception": str(error), "exception_type": type(error).__name__}
     if isinstance(error, EvaluationFailed):
         metadata |= {name: str(getattr(error.verdict, name)) for name in ("category", "blame", "evaluation_id")}
+    trials, kernel = evaluation.get("num_correct_trials", 5), str(evaluation.get("kernel_code", ""))
+    return _row(trials, kernel, f"{type(error).__name__}: {error}", metadata, None)
+
+
+def _row(
+    trials: int, kernel: str, message: str | None, metadata: dict[str, Any], verdict: Verdict | None
+) -> dict[str, Any]:
+    passed = verdict is not None and verdict.passed
     return {
         "format_ok": True,
-        "compiled": False,
-        "correctness": False,
-        "tests_passed": 0,
-        "tests_total": evaluation.get("num_correct_trials", 5),
-        "speedup": None,
-        "runtime_ms": None,
-        "baseline_runtime_ms": None,
-        "error_message": f"{type(error).__name__}: {error}",
-        "code_length": len(str(evaluation.get("kernel_code", ""))),
+        "compiled": bool(verdict and verdict.compiled),
+        "correctness": passed,
+        "tests_passed": trials if passed else 0,
+        "tests_total": trials,
+        "speedup": verdict and verdict.speedup,
+        "runtime_ms": verdict and verdict.runtime_ms,
+        "baseline_runtime_ms": verdict and verdict.baseline_ms,
+        "error_message": message,
+        "code_length": len(kernel),
         "metadata": metadata,
     }
 

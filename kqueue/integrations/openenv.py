@@ -82,16 +82,8 @@ class KernelEnvironment(_server.Environment[KernelAction, KernelObservation, Ker
                 verdict=failure.verdict.summary(),
             )
         self._state.step_count, self._state.best = info["turn"], info["best"]
-        return KernelObservation(
-            text=text,
-            done=terminated or truncated,
-            reward=reward,
-            turn=info["turn"],
-            correct=info["correct"],
-            best=info["best"],
-            verdict=info["verdict"],
-            taken=info["taken"],
-        )
+        of_turn = {name: info[name] for name in ("turn", "correct", "best", "verdict", "taken")}
+        return KernelObservation(text=text, done=terminated or truncated, reward=reward, **of_turn)
 
     @property
     def state(self) -> KernelState:

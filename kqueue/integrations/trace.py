@@ -29,33 +29,15 @@ from kqueue.integrations.common import Connection, Score, lane_of, request_for, 
 UNKNOWN = -1.0
 
 
-def _from_opto(module: str, name: str) -> Any:
+def _from_opto(module: str, name: str, otherwise: Any = None) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
-        return None
+        return otherwise
 
 
-class _Forwards:
-    """A substitute for Trace's ``Module``: a call runs ``forward``."""
-
-    forward: Callable[..., Any]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **kwargs)
-
-
-class _Guides:
-    """A substitute for Trace's ``Guide``: a call runs ``get_feedback``."""
-
-    get_feedback: Callable[..., tuple[float, str]]
-
-    def __call__(self, task: Any, response: Any, info: Any, **kwargs: Any) -> tuple[float, str]:
-        return self.get_feedback(task, response, info, **kwargs)
-
-
-_Guide: Any = _from_opto("opto.trainer.guide", "Guide") or _Guides
-_Module: Any = _from_opto("opto.trace.modules", "Module") or _Forwards
+_Guide: Any = _from_opto("opto.trainer.guide", "Guide", object)
+_Module: Any = _from_opto("opto.trace.modules", "Module", object)
 _node: Callable[..., Any] | None = _from_opto("opto.trace", "node")
 _bundle: Callable[..., Any] | None = _from_opto("opto.trace", "bundle")
 
@@ -149,6 +131,9 @@ class KernelGuide(_Guide):
         feedback = describe(verdict, taken.kernel, note=taken.note)
         return self._reported(UNKNOWN if score is None else score, feedback)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[float, str]:
+        return self.get_feedback(*args, **kwargs)
+
     def metric(self, task: Any = None, response: Any = None, info: Any = None, **kwargs: Any) -> float:
         """Return the score of :meth:`get_feedback`."""
         return self.get_feedback(task, response, info, **kwargs)[0]
@@ -199,6 +184,9 @@ class KernelAgent(_Module):
     def forward(self, task: str) -> Any:
         """Return the kernel."""
         return _answer(task, self.kernel_code)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
 
 
 def _submitted(task: str, kernel_code: str) -> str:  # noqa: ARG001 the optimizer sees that the answer is for the task

@@ -38,7 +38,7 @@ OTHERS = frozenset(
             "nohup",
         ),
         *("createdb", "dropdb", "pg_dump", "pg_restore", "psql", "redis-cli", "valkey-cli"),
-        *("journalctl", "kubectl", "openssl", "printenv", "producer", "pytest", "sbatch", "sed"),
+        *("journalctl", "kubectl", "openssl", "printenv", "producer", "pytest", "sbatch", "sed", "vf-eval"),
     }
 )
 #: Words of the shell that precede a command.

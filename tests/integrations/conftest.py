@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -15,6 +14,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine, text
 
+import tests.packages  # noqa: F401 extends the path before the adapters look for their packages
 from kqueue import Client
 from kqueue.categories import Category
 from kqueue.config import Config
@@ -25,12 +25,6 @@ from tests.fleet.live import live_fleet
 from tests.http.standin import end
 from tests.samples import ended, measurement
 from tests.services import starts_services
-
-#: Whether a missing package for adapters fails the tests.
-REQUIRED = bool(os.environ.get("KQUEUE_REQUIRE_ADAPTERS"))
-# Last, so that installed packages take precedence.
-sys.path.append(str(Path(__file__).resolve().parents[2] / ".adapters"))
-
 
 QUEUED = """
 SELECT e.id, p.source, k.source, e.settings FROM evaluations e
@@ -103,18 +97,6 @@ def kq(config: Config) -> Iterator[Client]:
     """Return a client of the fleet."""
     with Client(config) as client:
         yield client
-
-
-@pytest.fixture(scope="session")
-def needs() -> Callable[[str], None]:
-    """Skip the test if a package of `make adapters` is missing. Under `make adapters`, fail it."""
-
-    def look(package: str) -> None:
-        if importlib.util.find_spec(package) is None:
-            missing = f"{package} is not here: `make adapters` fetches it"
-            pytest.fail(missing) if REQUIRED else pytest.skip(missing)
-
-    return look
 
 
 @pytest.fixture

@@ -30,3 +30,5 @@ BROKEN_REFERENCE = REFERENCE.replace("return x * 2 + 1", "raise OSError('no such
 
 #: KernelBench's arguments for as few calls as possible.
 QUICK: dict[str, Any] = {"backend": "torch", "num_correct_trials": 1, "num_perf_trials": 5}
+#: The same on the lane `cpu`, scored by correctness.
+SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}

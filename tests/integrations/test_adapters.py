@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,16 +17,15 @@ import pytest
 
 from kqueue import Client
 from kqueue.config import Config
-from tests.integrations.sources import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
+from tests.integrations.sources import BROKEN_REFERENCE, REFERENCE, RIGHT, SETTINGS, WRONG
+from tests.packages import NEMO_GYM_FOLDER, needs
 from tests.waiting import until
 
 pytestmark = pytest.mark.nightly
 
-SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
-
 
 @pytest.fixture
-def verifiers(config: Config, needs: Callable[[str], None]) -> Iterator[None]:
+def verifiers(config: Config) -> Iterator[None]:
     """Load verifiers, and close the client that its tasks share in a process."""
     needs("verifiers")
     yield
@@ -33,7 +36,7 @@ def verifiers(config: Config, needs: Callable[[str], None]) -> Iterator[None]:
 
 
 @pytest.fixture
-def served(kq: Client, needs: Callable[[str], None]) -> Iterator[str]:
+def served(kq: Client) -> Iterator[str]:
     """Return the URL of an OpenEnv server of two problems, the second of which fails."""
     needs("openenv")
     import uvicorn
@@ -110,3 +113,45 @@ def test_verifiers_scores_replies(verifiers: None, tmp_path: Path) -> None:
     assert asyncio.run(scored(scale, "")) == 0.0
     with pytest.raises(vf.TaskError, match="reference_error"):
         asyncio.run(scored(broken, RIGHT))
+
+
+#: Verifies the replies in stdin with NeMo-Gym's application, and prints each reward, or the status without a reward.
+NEMO_GYM = """
+import json, sys
+from fastapi.testclient import TestClient
+from nemo_gym.server_utils import ServerClient
+from kqueue.integrations.nemo_gym import KernelResourcesServer, KernelResourcesServerConfig
+
+config, bodies = json.load(sys.stdin)
+own = {"host": "127.0.0.1", "port": 0, "entrypoint": "app.py", "name": "kernels", "domain": "coding"}
+settings = KernelResourcesServerConfig(**own, **config)
+server = KernelResourcesServer(config=settings, server_client=ServerClient.model_construct())
+with TestClient(server.setup_webserver(), raise_server_exceptions=False) as client:
+    answers = [client.post("/verify", json=body) for body in bodies]
+print(json.dumps([answer.json()["reward"] if answer.is_success else answer.status_code for answer in answers]))
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="NeMo-Gym needs Python 3.12")
+def test_nemo_gym_verifies_replies(config: Config) -> None:
+    """NeMo-Gym's server answers with rewards, and with an error and no reward if nothing is known."""
+    needs("nemo_gym", NEMO_GYM_FOLDER)
+    fields = {"id": "r", "created_at": 0, "model": "m", "object": "response", "parallel_tool_calls": False}
+    fields |= {"tool_choice": "auto", "tools": []}
+
+    def body(answer: str, reference: str) -> dict[str, Any]:
+        text = {"type": "output_text", "text": answer, "annotations": []}
+        message = {"id": "o", "type": "message", "role": "assistant", "status": "completed", "content": [text]}
+        response = fields | {"output": [message]}
+        return {"reference": reference, "responses_create_params": {"input": []}, "response": response}
+
+    bodies = [body(f"```python\n{RIGHT}```", REFERENCE), body(WRONG, REFERENCE), body(RIGHT, BROKEN_REFERENCE)]
+    done = subprocess.run(
+        [sys.executable, "-c", NEMO_GYM],
+        input=json.dumps([SETTINGS, bodies]),
+        env=os.environ | {"PYTHONPATH": NEMO_GYM_FOLDER},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [1.0, 0.0, 500]

@@ -18,7 +18,7 @@ from kqueue.integrations.extraction import Taken, take
 from kqueue.integrations.rl import KernelEnv
 from kqueue.integrations.trace import KernelGuide
 from tests.integrations.answers import ANSWERS, DRAFT, FENCED, FENCED_ANSWERS, KERNEL
-from tests.integrations.sources import QUICK, REFERENCE, RIGHT
+from tests.integrations.sources import REFERENCE, RIGHT, SETTINGS
 
 BLOCK = f"```python\n{KERNEL}```"
 DRAFTED = f"```python\n{DRAFT}```"
@@ -169,8 +169,6 @@ def test_the_parser_is_loaded_when_it_is_needed() -> None:
 
 
 # Integrations ------------------------------------------------------------------------------------------
-
-SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 
 
 def test_feedback_says_what_was_taken(kq: Client) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kqueue.local.fleet import LocalFleet
+from tests.packages import ADAPTERS_FOLDER, needs
 
 pytestmark = pytest.mark.nightly
 
@@ -38,11 +39,10 @@ def test_an_example(run_example: Run, words: list[str], printed: list[str]) -> N
     assert all(text in done.stdout for text in printed), done.stdout
 
 
-def test_openevolves_evaluator(run_example: Run, needs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openevolves_evaluator(run_example: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenEvolve's evaluator scores both programs."""
     needs("openevolve")
-    folders = [str(Path(__file__).parents[2] / name) for name in (".", ".adapters")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
+    monkeypatch.setenv("PYTHONPATH", ADAPTERS_FOLDER)
     done = run_example("openevolve_evaluator.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1].endswith(

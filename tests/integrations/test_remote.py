@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,15 +13,22 @@ from kqueue.integrations import rl
 from kqueue.integrations.modal_like import ModalEvaluatorConfig, ModalKernelEvaluator
 from kqueue.integrations.trace import KernelGuide
 from tests.http.standin import Served
-from tests.integrations.sources import REFERENCE, WRONG
+from tests.integrations.sources import REFERENCE, SETTINGS, WRONG
 
 
-def test_the_evaluators_own_connection(monkeypatch: pytest.MonkeyPatch, config: Config) -> None:
-    """A URL can replace a database, and only a token of kqueue is read from the named variable."""
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, config: Config) -> Iterator[Served]:
+    """Serve the fleet over HTTP, and name nothing but its URL in the environment."""
     for name in config.environment():
         monkeypatch.delenv(name)
     served = Served(config)
     monkeypatch.setenv("KQUEUE_URL", served.url)
+    yield served
+    served.close()
+
+
+def test_the_evaluators_own_connection(monkeypatch: pytest.MonkeyPatch, served: Served) -> None:
+    """A URL can replace a database, and only a token of kqueue is read from the named variable."""
 
     async def category() -> str:
         evaluator = ModalKernelEvaluator(ModalEvaluatorConfig(gpu_type="cpu", modal_token_env="MY_TOKEN"))
@@ -40,22 +47,16 @@ def test_the_evaluators_own_connection(monkeypatch: pytest.MonkeyPatch, config: 
     monkeypatch.setenv("MY_TOKEN", "ak-of-modal")
     monkeypatch.setenv("KQUEUE_TOKEN", served.admin)
     assert asyncio.run(category()) == "wrong_values"
-    served.close()
 
 
-def test_rewards_and_guides_with_a_url_alone(monkeypatch: pytest.MonkeyPatch, config: Config) -> None:
+def test_rewards_and_guides_with_a_url_alone(monkeypatch: pytest.MonkeyPatch, served: Served) -> None:
     """They need no more than KQUEUE_URL with a token in it."""
-    for name in config.environment():
-        monkeypatch.delenv(name)
-    served = Served(config)
     monkeypatch.setenv("KQUEUE_URL", served.url.replace("://", f"://x:{served.admin}@"))
-    given: dict[str, Any] = {"backend": "torch", "lane": "cpu", "score": "correctness"}
-    assert asyncio.run(rl.reward(REFERENCE, [WRONG], **given)) == [0.0]
-    environment = rl.KernelEnv([REFERENCE], max_turns=1, **given)
+    assert asyncio.run(rl.reward(REFERENCE, [WRONG], **SETTINGS)) == [0.0]
+    environment = rl.KernelEnv([REFERENCE], max_turns=1, **SETTINGS)
     environment.reset(seed=0)
     assert environment.step(WRONG)[1] == 0.0
     environment.close()
     guide = KernelGuide(gpu="cpu", backend="torch", score="correctness")
     assert guide.get_feedback("", WRONG, REFERENCE)[0] == 0.0
     guide.close()
-    served.close()

@@ -1,26 +1,24 @@
-"""The adapters for verl, NeMo-Gym, OpenEvolve and KernelBench, with their packages where those are installed."""
+"""The adapters for verl, OpenEvolve and KernelBench, with their packages where those are installed."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
-from kqueue import EvaluationFailed, InvalidRequest
+from kqueue import AsyncClient, EvaluationFailed, InvalidRequest
 from kqueue.config import Config
-from kqueue.integrations.common import SHARED, SHARED_ASYNC
+from kqueue.integrations.common import SHARED, Judging, judge_async
 from kqueue.integrations.kernelbench import eval_kernel_against_ref
 from kqueue.integrations.verl import compute_score
-from tests.integrations.sources import BROKEN_REFERENCE, NO_KERNEL, QUICK, REFERENCE, RIGHT, WRONG
-
-SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
+from tests.integrations.sources import BROKEN_REFERENCE, NO_KERNEL, REFERENCE, RIGHT, SETTINGS, WRONG
+from tests.packages import needs
 
 
 @pytest.fixture(autouse=True)
@@ -43,28 +41,20 @@ def test_compute_score(config: Config) -> None:
 
 
 @pytest.mark.nightly
-def test_verl_calls_it(config: Config, needs: Callable[[str], None]) -> None:
-    """Verl's own loader finds the function by name, and its reward manager returns the reward or raises."""
+def test_verl_calls_it(config: Config) -> None:
+    """Verl's loader finds the function by its page's overrides, and its reward manager returns the reward or raises."""
     needs("verl")
     import numpy as np
     import torch
-    from omegaconf import OmegaConf
+    from hydra import compose, initialize_config_module
     from tensordict import TensorDict
     from verl import DataProto
     from verl.trainer.ppo.reward import load_reward_manager
 
-    config_of_verl = OmegaConf.create(
-        {
-            "reward": {
-                "custom_reward_function": {
-                    "path": "pkg://kqueue.integrations.verl",
-                    "name": "compute_score",
-                    "reward_kwargs": SETTINGS,
-                },
-                "reward_manager": {"source": "register", "name": "naive"},
-            }
-        }
-    )
+    own, given = "reward.custom_reward_function", ", ".join(f"{name}: {value}" for name, value in SETTINGS.items())
+    overrides = [f"{own}.path=pkg://kqueue.integrations.verl", f"+{own}.reward_kwargs={{{given}}}"]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config_of_verl = compose("ppo_trainer", overrides)
 
     async def reward(answer: str, reference: str) -> dict[str, Any]:
         tokenizer = SimpleNamespace(decode=lambda *_, **__: answer)
@@ -82,7 +72,7 @@ def test_verl_calls_it(config: Config, needs: Callable[[str], None]) -> None:
 
 
 @pytest.mark.nightly
-def test_openevolve_evaluates_with_it(config: Config, needs: Callable[[str], None], tmp_path: Path) -> None:
+def test_openevolve_evaluates_with_it(config: Config, tmp_path: Path) -> None:
     """OpenEvolve's evaluator gets metrics and feedback, tries again if nothing is known, and then gets no score."""
     needs("openevolve")
     from openevolve.config import EvaluatorConfig
@@ -112,60 +102,17 @@ def test_openevolve_evaluates_with_it(config: Config, needs: Callable[[str], Non
     assert "reference_error" in artifacts["stderr"]
 
 
-class _Config(BaseModel):
-    host: str = "127.0.0.1"
-    port: int = 0
-    entrypoint: str = "app.py"
-    name: str = "kernels"
+def test_judge_async(config: Config) -> None:
+    """The adapters of servers get a score for a kernel or an answer without one, and an error if nothing is known."""
 
+    async def scores() -> list[float]:
+        async with AsyncClient(config) as client:
+            ask = partial(judge_async, client, settings=Judging(**SETTINGS))
+            with pytest.raises(EvaluationFailed):
+                await ask(BROKEN_REFERENCE, RIGHT)
+            return [await ask(REFERENCE, answer) for answer in (f"```python\n{RIGHT}```", WRONG, NO_KERNEL)]
 
-class _VerifyRequest(BaseModel):
-    response: Any
-
-
-class _VerifyResponse(_VerifyRequest):
-    reward: float
-
-
-class _Server:
-    def __init__(self, config: Any, server_client: Any = None) -> None:
-        self.config = config
-
-
-def test_nemo_gyms_server(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The resources server verifies a reply with the reward in the response, and raises if nothing is known."""
-    if sys.version_info < (3, 12):  # NeMo-Gym's oldest version of Python
-        base = ModuleType("nemo_gym.base_resources_server")
-        parts = {
-            "BaseResourcesServerConfig": _Config,
-            "BaseVerifyRequest": _VerifyRequest,
-            "BaseVerifyResponse": _VerifyResponse,
-            "SimpleResourcesServer": _Server,
-        }
-        for name, part in parts.items():
-            setattr(base, name, part)
-        monkeypatch.setitem(sys.modules, "nemo_gym", ModuleType("nemo_gym"))
-        monkeypatch.setitem(sys.modules, "nemo_gym.base_resources_server", base)
-    else:
-        pytest.importorskip("nemo_gym.base_resources_server")
-    from kqueue.integrations import nemo_gym
-
-    fields = {"host": "127.0.0.1", "port": 0, "entrypoint": "app.py", "name": "kernels"}
-    settings = nemo_gym.KernelResourcesServerConfig(**fields, **SETTINGS)
-    server = nemo_gym.KernelResourcesServer(config=settings, server_client=None)
-
-    async def rewards() -> list[Any]:
-        async def reward(answer: str, reference: str) -> Any:
-            reply = SimpleNamespace(output_text=answer)
-            return await server.verify(nemo_gym.KernelVerifyRequest(response=reply, reference=reference))
-
-        told = [await reward(answer, REFERENCE) for answer in (f"```python\n{RIGHT}```", WRONG, NO_KERNEL)]
-        with pytest.raises(EvaluationFailed):
-            await reward(RIGHT, BROKEN_REFERENCE)
-        await SHARED_ASYNC.take().close()  # type: ignore[union-attr]
-        return told
-
-    assert [one.reward for one in asyncio.run(rewards())] == [1.0, 0.0, 0.0]
+    assert asyncio.run(scores()) == [1.0, 0.0, 0.0]
 
 
 def test_kernelbenchs_function(config: Config, capsys: pytest.CaptureFixture[str]) -> None:

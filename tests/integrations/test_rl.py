@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,9 +12,8 @@ from kqueue import AsyncClient, Client, EvaluationFailed, InvalidRequest, LaneUn
 from kqueue.config import Config
 from kqueue.integrations.rl import KernelEnv, reward
 from kqueue.kernelbench import request_of
-from tests.integrations.sources import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
-
-SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
+from tests.integrations.sources import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, SETTINGS, WRONG
+from tests.packages import needs
 
 
 def rewards(problems: Any, completions: Any, **changes: Any) -> list[float | None]:
@@ -137,7 +135,7 @@ def test_problems_are_chosen_by_the_seed(config: Config) -> None:
             env.reset(options={"problem": wrong})
 
 
-def test_gymnasium_checks_it(config: Config, needs: Callable[[str], None]) -> None:
+def test_gymnasium_checks_it(config: Config) -> None:
     """With gymnasium installed the environment passes gymnasium's checks."""
     needs("gymnasium")
     import gymnasium

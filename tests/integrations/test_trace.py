@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +16,7 @@ from kqueue.integrations import trace
 from kqueue.integrations.trace import KernelAgent, KernelGuide, starting_kernel
 from kqueue.store.engine import connect
 from tests.integrations.sources import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
+from tests.packages import needs
 
 TASK = "Write it faster."
 
@@ -123,7 +123,7 @@ def test_only_the_model_is_renamed() -> None:
             KernelAgent(nothing)
 
 
-def test_the_agent_is_traces(needs: Callable[[str], None]) -> None:
+def test_the_agent_is_traces() -> None:
     """With Trace installed the kernel is a trainable parameter, and the answer is a node that depends on it."""
     needs("opto")
     agent = KernelAgent(REFERENCE)

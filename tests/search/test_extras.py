@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -21,20 +19,12 @@ from kqueue.search.proposers import Model, Question
 from kqueue.search.results import WandbWatcher
 from kqueue.states import SearchState
 from kqueue.store.searches import Proposal, Run, Step
+from tests.packages import needs
 from tests.waiting import until
 
-#: True if missing packages must fail the tests.
-REQUIRED = bool(os.environ.get("KQUEUE_REQUIRE_ADAPTERS"))
 QUESTION = Question("run", 1, 1, "p", "torch", "k", {}, "f", None, "Write a kernel.")
 pytestmark = pytest.mark.nightly
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def needs(package: str) -> None:
-    """Skip the test if a package of `make adapters` is missing, or fail it under `make adapters`."""
-    if importlib.util.find_spec(package) is None:
-        missing = f"{package} is not here: `make adapters` fetches it"
-        pytest.fail(missing) if REQUIRED else pytest.skip(missing)
 
 
 @pytest.fixture
