@@ -24,6 +24,7 @@ UNREADABLE = {
 SHORT = {
     right("raise MemoryError"): "MemoryError: memory was refused (setting limits.host_memory_bytes)",
     right("raise ValueError('x')"): "ValueError: x",
+    right("raise ValueError('\\x1b[1m\\x1b[31mx\\x1b[0m')"): "ValueError: x",
     right("raise StopIteration"): "StopIteration",
     "ModelNew = 1": "the source defines no class ModelNew derived from torch.nn.Module",
 }
@@ -35,7 +36,7 @@ def test_an_exception_without_a_text_is_reported_as_itself(rig: Rig, body: str) 
     assert (outcome.category, outcome.message) == (Category.RUNTIME_ERROR, UNREADABLE[body])
 
 
-@pytest.mark.parametrize(("source", "message"), SHORT.items(), ids=["memory", "text", "no text", "entry point"])
+@pytest.mark.parametrize(("source", "message"), SHORT.items(), ids=["memory", "text", "colours", "no text", "entry point"])
 def test_a_message_names_no_internal_module(rig: Rig, source: str, message: str) -> None:
     assert judge(rig, source).message == message
 

@@ -71,6 +71,15 @@ def test_arguments_may_be_nested(rig: Rig) -> None:
     assert outcome.category is Category.PASSED, outcome.message
 
 
+@pytest.mark.parametrize(("number", "category"), [(120, Category.PASSED), (129, Category.INVALID_PROBLEM)])
+def test_a_call_can_have_many_tensors(rig: Rig, number: int, category: Category) -> None:
+    inputs = f"return [[torch.randn(4, 4) for _ in range({number})]]"
+    source = problem("experts: [torch.relu(one) for one in experts]", inputs)
+    outcome = judge(rig, source, "experts: [torch.clamp(one, 0) for one in experts]")
+    assert outcome.category is category, outcome.message
+    assert category is Category.PASSED or "at most 128" in outcome.message
+
+
 def test_a_dict_of_inputs_is_keyword_arguments(rig: Rig) -> None:
     source = problem("*, a, b: a - b", "return {'b': torch.randn(4, 8), 'a': torch.randn(4, 8)}")
     assert judge(rig, source, "a, b: a - b").category is Category.PASSED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import traceback
 from collections.abc import Iterator
 from typing import Any, Final
@@ -26,6 +27,8 @@ _TAGS: Final = {
     "workers.judge.candidate.harness.ProblemError": Tag.PROBLEM,
     "workers.judge.candidate.interpreter.NeedsGpuError": Tag.NEEDS_GPU,
 }
+#: A terminal's sequence for colours, with which Numba marks its messages.
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
 #: Compile options that, together with the constants, decide how many resources a launch needs.
 _OPTIONS: Final = ("num_warps", "num_stages", "num_ctas")
@@ -64,9 +67,9 @@ def qualified(kind: type) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an exception's text. Foreign code makes the text, and can raise another exception."""
+    """Return an exception's text without colours. Foreign code makes the text, and can raise another exception."""
     try:
-        return str(error)
+        return _COLOUR.sub("", str(error))
     except BaseException as fault:  # noqa: BLE001
         return f"<its text cannot be read: {qualified(type(fault))}>"
 

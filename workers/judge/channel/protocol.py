@@ -1,6 +1,6 @@
 """Replies and exports, the records that a sealed process sends to the judge.
 
-A reply has a fixed size. An export announces memory of the process, with the descriptors that open it. The judge checks
+A reply has a size for each tensor. An export announces memory of the process, with the descriptors that open it. The judge checks
 every number and length against its bound before use. The location of an output is a claim until the judge has opened
 that memory (:mod:`workers.judge.channel.buffers`).
 """
@@ -30,6 +30,7 @@ _EXPORT_MAGIC: Final = 0x6B71_0002
 _SHORTAGE = struct.Struct("=32sQQ64s256s")
 _REPLY_HEAD = struct.Struct(f"=IIQqqQB{MAX_STRUCTURE_BYTES}s128s2048s{_SHORTAGE.size}sI")
 _TENSOR = struct.Struct("=BBH8qBBQq8q")
+#: Maximum size in bytes of a reply.
 REPLY_BYTES: Final = _REPLY_HEAD.size + MAX_TENSORS * _TENSOR.size
 #: Magic, the run's number, number of allocations in the run and in this record. The sizes follow.
 _EXPORT_HEAD = struct.Struct("=IQII")
@@ -158,7 +159,7 @@ class Reply:
         )
         locations = self.locations or (Location(),) * len(self.tensors)
         body = b"".join(_pack_tensor(spec, location) for spec, location in zip(self.tensors, locations, strict=True))
-        return (head + body).ljust(REPLY_BYTES, b"\0")
+        return head + body
 
     @classmethod
     def unpack(cls, data: bytes) -> Reply:
@@ -167,13 +168,15 @@ class Reply:
         Raises:
             ProtocolError: the record is malformed.
         """
-        if len(data) != REPLY_BYTES:
-            raise ProtocolError(f"a reply of {len(data)} bytes instead of {REPLY_BYTES}")
+        if len(data) < _REPLY_HEAD.size:
+            raise ProtocolError(f"a reply of {len(data)} bytes")
         magic, answer, sequence, tag, code, written, traits, structure, exception, message, shortage, count = (
             _REPLY_HEAD.unpack_from(data)
         )
         if magic != _MAGIC or count > MAX_TENSORS or traits > 3:
             raise ProtocolError("a reply with a malformed header")
+        if len(data) != _REPLY_HEAD.size + count * _TENSOR.size:
+            raise ProtocolError(f"a reply of {len(data)} bytes with {count} tensors")
         try:
             tensors = [_unpack_tensor(data, _REPLY_HEAD.size + i * _TENSOR.size) for i in range(count)]
             return cls(

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-#: Maximum number of tensors in an output.
-MAX_TENSORS: Final = 32
+#: Maximum number of tensors among the inputs of a call, and among its outputs.
+MAX_TENSORS: Final = 128
 #: Index of an output of a reference that shares memory with the model.
 LASTING: Final = 255
 #: Maximum number of dimensions of a tensor.

@@ -190,6 +190,8 @@ class _Checks:
         self._evidence.checks, self._evidence.checks_asked = checked, self._context.settings.checks
         self._evidence.constant_outputs = constant = reference.constant_outputs
         self._evidence.reference_is_constant = bool(constant)
+        if self._caller is not None:
+            self._caller.into = None
         return checked
 
     def run_again(self) -> None:
@@ -333,6 +335,7 @@ class _LikeTimed:
 
     Attributes:
         blocks: True if the forward waits for the GPU, so that calls are made by the order for the CPU's clock.
+        into: memory for the outputs, made when it is missing. The memory plan has none for it while calls are timed.
     """
 
     def __init__(self, context: Context, referenced: Referenced, candidate: Candidate) -> None:
@@ -343,12 +346,12 @@ class _LikeTimed:
         self._cpu_clock = CpuClock(candidate, flusher, on_gpu=context.slot.on_gpu)
         self._gpu_clock = None if instruments.hold is None else GpuClock(candidate, instruments.hold, flusher)
         self._candidate = candidate
-        self._into: list[torch.Tensor] | None = None
+        self.into: list[torch.Tensor] | None = None
         self._misses = 0
 
     def call(self, case: Case) -> list[torch.Tensor]:
         """Return the judge's copies of the outputs, which the next call overwrites."""
-        into = self._into = self._candidate.blanks() if self._into is None else self._into
+        into = self.into = self._candidate.blanks() if self.into is None else self.into
         process, sample = self._candidate.process, None
         process.start_clock()
         if self._gpu_clock is not None and not self.blocks:
