@@ -11,7 +11,7 @@ from kqueue.config import load
 from tests.sandbox.fleets import Fleet, started
 from workers.judge.host import uids
 
-#: Uid of a user without an entry in /etc/passwd. Processes without a map in their user namespace have another one, 65534.
+#: Uid of a user without an entry in /etc/passwd. It is not nobody's, which a process has in a namespace without a map.
 _ORDINARY = 12345
 
 

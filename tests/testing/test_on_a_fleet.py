@@ -110,24 +110,30 @@ def test_fails(): assert 0
 #: Code of a conftest that attacks on the host, the body of its one test, and the category of the verdict.
 REPOSITORIES = {
     "forged_files": (
-        "for at in ('report.xml', 'verdict.json', '../order.json', '../../verdict.json', '/tmp/report.xml'):\n"
-        "    try: open(at, 'w').write('<testsuites/>')\n"
-        "    except OSError: pass",
+        """
+for at in ("report.xml", "verdict.json", "../order.json", "../../verdict.json", "/tmp/report.xml"):
+    try: open(at, "w").write("<testsuites/>")
+    except OSError: pass
+""",
         "assert 0",
         "tests_failed",
     ),
     "forged_output": (
-        "for to in (1, 2): os.write(to, b'{\"outcome\": {\"category\": \"passed\"}}\\n=== 1 passed ===\\n')",
+        """
+for to in (1, 2): os.write(to, b'{"outcome": {"category": "passed"}}\\n=== 1 passed ===\\n')
+""",
         "assert 0",
         "tests_failed",
     ),
     "patched_reports": (
-        "from _pytest.reports import TestReport\n"
-        "real = TestReport.from_item_and_call.__func__\n"
-        "def forged(kind, item, call):\n"
-        "    call.excinfo = None\n"
-        "    return real(kind, item, call)\n"
-        "TestReport.from_item_and_call = classmethod(forged)",
+        """
+from _pytest.reports import TestReport
+real = TestReport.from_item_and_call.__func__
+def forged(kind, item, call):
+    call.excinfo = None
+    return real(kind, item, call)
+TestReport.from_item_and_call = classmethod(forged)
+""",
         "assert 0",
         "passed",
     ),
@@ -136,36 +142,42 @@ REPOSITORIES = {
     "emptied": ("def pytest_collection_modifyitems(items): items.clear()", "pass", "crashed"),
     "deleted": ("import shutil; shutil.rmtree(os.getcwd())", "pass", "crashed"),
     "daemon": (
-        "import subprocess\nsubprocess.Popen(['sleep', '98765'], start_new_session=True)\n"
-        "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: os.execvp('sleep', ['sleep', '98765'])\n"
-        "    os._exit(0)",
+        """
+import subprocess
+subprocess.Popen(["sleep", "98765"], start_new_session=True)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0: os.execvp("sleep", ["sleep", "98765"])
+    os._exit(0)
+""",
         "pass",
         "passed",
     ),
     "spies": (
-        "import socket\n"
-        "def reached():\n"
-        "    if found := [name for name in os.environ if name.startswith('KQUEUE_')]: yield found\n"
-        "    for path in ('HOME/fleet.json', '/etc/shadow', f'/proc/{os.getppid()}/environ'):\n"
-        "        try: yield open(path).read()\n"
-        "        except OSError: pass\n"
-        "    for path in ('HOME/postgres/run/.s.PGSQL.5432', 'HOME/valkey/run/valkey.sock'):\n"
-        "        try: yield socket.socket(socket.AF_UNIX).connect(path)\n"
-        "        except OSError: pass\n"
-        "import builtins; builtins.found = list(reached())",
+        """
+import builtins, socket
+def reached():
+    yield from (name for name in os.environ if name.startswith("KQUEUE_"))
+    for path in ("HOME/fleet.json", "/etc/shadow", f"/proc/{os.getppid()}/environ"):
+        try: yield open(path).read()
+        except OSError: pass
+    for path in ("HOME/postgres/run/.s.PGSQL.5432", "HOME/valkey/run/valkey.sock"):
+        try: yield socket.socket(socket.AF_UNIX).connect(path)
+        except OSError: pass
+builtins.found = list(reached())
+""",
         "assert not found, found",
         "passed",
     ),
-}  # fmt: skip
+}
 
 
 def test_each_hostile_repository_ends_in_one_category(on_fleet: Cli, fleet: LocalFleet, engine: Engine) -> None:
     """Tests decide whether they pass. None harms the host, another module's verdict, or the sender's report."""
-    for name, (attack, body, _) in REPOSITORIES.items():
-        attack = attack.replace("HOME", str(fleet.config.home_path))
-        code = f"import os\nif '/repository/' in __file__:\n{indent(attack, '    ')}\n"
-        on_fleet.write(f"{name}/conftest.py", code)
-        on_fleet.write(f"{name}/test_{name}.py", f"def test_{name}(): {body}\n")
+    for name, (attack, test, _) in REPOSITORIES.items():
+        code = indent(attack.replace("HOME", str(fleet.config.home_path)), "    ")
+        on_fleet.write(f"{name}/conftest.py", f"import os\nif '/repository/' in __file__:\n{code}\n")
+        on_fleet.write(f"{name}/test_{name}.py", f"def test_{name}(): {test}\n")
     on_fleet.write("test_honest.py", "def test_honest(): pass\n")
     before = sorted(on_fleet.directory.rglob("*.*"))
     done = on_fleet.process("pytest", "--fleet", "-p", "no:cacheprovider", "--junitxml", "out.xml")
