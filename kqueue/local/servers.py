@@ -304,7 +304,7 @@ def _major(folder: Path) -> str:
 
 
 def _user_namespaces() -> bool:
-    """Return whether this user can run the server as the user nobody in a user namespace."""
+    """Return whether this user can run the server as another user in a user namespace."""
     command = ["unshare", "--user", f"--map-user={_NOBODY}", f"--map-group={_NOBODY}", "true"]
     try:
         return subprocess.run(command, capture_output=True, timeout=10, check=False).returncode == 0

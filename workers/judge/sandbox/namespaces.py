@@ -26,7 +26,7 @@ def enter() -> dict[str, bool | str]:
         }
     # The separate mount namespace is necessary for mounts (see workers.judge.sandbox.mounts).
     every = linux.CLONE_NEWUSER | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWNS
-    uid, gid = os.geteuid(), os.getegid()  # a process without a map in its namespace appears as nobody
+    uid, gid = os.geteuid(), os.getegid()  # read first: a namespace without a map shows 65534
     # A child tries the namespaces first, because a process cannot leave a user namespace that is not usable.
     child = os.fork()
     if child == 0:
