@@ -109,52 +109,35 @@ def test_fails(): assert 0
 
 #: Code of a conftest that attacks on the host, the body of its one test, and the category of the verdict.
 REPOSITORIES = {
-    "forged_files": (
-        """
+    "forged_files": ("""
 for at in ("report.xml", "verdict.json", "../order.json", "../../verdict.json", "/tmp/report.xml"):
     try: open(at, "w").write("<testsuites/>")
     except OSError: pass
-""",
-        "assert 0",
-        "tests_failed",
-    ),
-    "forged_output": (
-        """
+""", "assert 0", "tests_failed"),
+    "forged_output": ("""
 for to in (1, 2): os.write(to, b'{"outcome": {"category": "passed"}}\\n=== 1 passed ===\\n')
-""",
-        "assert 0",
-        "tests_failed",
-    ),
-    "patched_reports": (
-        """
+""", "assert 0", "tests_failed"),
+    "patched_reports": ("""
 from _pytest.reports import TestReport
 real = TestReport.from_item_and_call.__func__
 def forged(kind, item, call):
     call.excinfo = None
     return real(kind, item, call)
 TestReport.from_item_and_call = classmethod(forged)
-""",
-        "assert 0",
-        "passed",
-    ),
+""", "assert 0", "passed"),
     "exits": ("os._exit(0)", "pass", "crashed"),
     "exits_at_the_end": ("def pytest_sessionfinish(): os._exit(0)", "pass", "crashed"),
     "emptied": ("def pytest_collection_modifyitems(items): items.clear()", "pass", "crashed"),
     "deleted": ("import shutil; shutil.rmtree(os.getcwd())", "pass", "crashed"),
-    "daemon": (
-        """
+    "daemon": ("""
 import subprocess
 subprocess.Popen(["sleep", "98765"], start_new_session=True)
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0: os.execvp("sleep", ["sleep", "98765"])
     os._exit(0)
-""",
-        "pass",
-        "passed",
-    ),
-    "spies": (
-        """
+""", "pass", "passed"),
+    "spies": ("""
 import builtins, socket
 def reached():
     yield from (name for name in os.environ if name.startswith("KQUEUE_"))
@@ -165,11 +148,8 @@ def reached():
         try: yield socket.socket(socket.AF_UNIX).connect(path)
         except OSError: pass
 builtins.found = list(reached())
-""",
-        "assert not found, found",
-        "passed",
-    ),
-}
+""", "assert not found, found", "passed"),
+}  # fmt: skip
 
 
 def test_each_hostile_repository_ends_in_one_category(on_fleet: Cli, fleet: LocalFleet, engine: Engine) -> None:
