@@ -40,6 +40,7 @@ _FILLING: Final = 0x6B71_7565_7565_0003
 _CHORES: Final = select(
     evaluations.ANY_UNFINISHED.label("unfinished"),
     evaluations.ANY_EXPIRED.label("expired"),
+    evaluations.ANY_EARLY.label("early"),
     evaluations.ANY_OVERDUE.label("overdue"),
     workers.ANY_SILENT.label("silent"),
 )
@@ -119,7 +120,10 @@ def sweep(
     with _exclusive(engine, _LOCK) as connection:
         if connection is None:
             return SweepReport(swept=False)
-        chores = connection.execute(_CHORES, {"silent_for": timedelta(seconds=silent_after_s)}).one()
+        limits = {"silent_for": timedelta(seconds=silent_after_s), "retry_delay_s": retry_delay_s}
+        chores = connection.execute(_CHORES, limits).one()
+        if chores.early and (due := evaluations.make_due(engine, retry_delay_s=retry_delay_s, most=_BITE)):
+            _log.warning("the database's clock was set back: %d evaluations that were due later are due now", due)
         lost = evaluations.expire_leases(engine, retry_delay_s=retry_delay_s) if chores.overdue else []
         expired = _expire(engine) if chores.expired else 0
         stopped = workers.stop_silent(engine, older_than_s=silent_after_s) if chores.silent else 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -11,7 +9,7 @@ import typer
 
 from kqueue import figures
 from kqueue.cli import options
-from kqueue.cli.connection import database
+from kqueue.cli.connection import actor, database
 from kqueue.cli.render import Columns, emit, moment, table
 
 if TYPE_CHECKING:
@@ -58,4 +56,4 @@ def record(engine: Engine, action: Action, *subjects: str) -> None:
     """Record an action of this command's user."""
     from kqueue.store import audit as store
 
-    store.record(engine, action, *subjects, actor=f"{getpass.getuser()} on {socket.gethostname()}")
+    store.record(engine, action, *subjects, actor=actor())

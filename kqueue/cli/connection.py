@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -30,6 +33,15 @@ def detail_of(command: str, evaluation: str) -> Detail:
 
     with database(command) as engine:
         return reports.show(engine, reports.resolve_id(engine, evaluation))
+
+
+def actor() -> str:
+    """Return this command's user and host. A user without an entry in /etc/passwd is named by its uid."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid {os.geteuid()}"
+    return f"{user} on {socket.gethostname()}"
 
 
 def why(engine: Engine, evaluation_id: UUID) -> Waiting | None:

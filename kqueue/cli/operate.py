@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 import html
 import logging
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -19,7 +17,7 @@ from urllib.parse import quote
 import typer
 
 from kqueue.cli import options
-from kqueue.cli.connection import database
+from kqueue.cli.connection import actor, database
 from kqueue.cli.render import console, emit, text
 from kqueue.errors import ConfigError, InvalidRequest
 from kqueue.text import one_line
@@ -148,7 +146,7 @@ def open_(
         link = f"{base}/".replace("://", f"://{quote(credentials, safe=':')}@", 1)
     else:
         with database("open") as engine:
-            secret = sessions.invite(engine, f"kqueue open by {getpass.getuser()} on {socket.gethostname()}")
+            secret = sessions.invite(engine, f"kqueue open by {actor()}")
         link = f"{base}/login?link={secret}"
     typer.echo(link)
     if not no_browser and any(os.environ.get(name) for name in _DISPLAYS):

@@ -6,9 +6,11 @@ not stop the server when its owner is killed.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import platform
+import pwd
 import re
 import shutil
 import signal
@@ -302,7 +304,7 @@ def _major(folder: Path) -> str:
 
 
 def _user_namespaces() -> bool:
-    """Return whether root can run the server as an ordinary user in a user namespace."""
+    """Return whether this user can run the server as another user in a user namespace."""
     command = ["unshare", "--user", f"--map-user={_NOBODY}", f"--map-group={_NOBODY}", "true"]
     try:
         return subprocess.run(command, capture_output=True, timeout=10, check=False).returncode == 0
@@ -311,20 +313,23 @@ def _user_namespaces() -> bool:
 
 
 def _prefix(death: str) -> list[str]:
-    """Return the command prefix that runs a Postgres program as another user than root."""
-    if os.geteuid() != 0:
-        return []
-    # In a user namespace, the files can remain root's.
+    """Return the command prefix that runs a Postgres program as a user that is not root and has a name."""
+    uid = os.geteuid()
+    with contextlib.suppress(KeyError):
+        if uid != 0 and pwd.getpwuid(uid):
+            return []
+    # In a user namespace, the files can remain this user's.
     if _user_namespaces():
         return ["unshare", "--user", f"--map-user={_NOBODY}", f"--map-group={_NOBODY}"]
     # Otherwise the program runs as "nobody", with the capability to reach files under a private home. The change of the
     # user clears the parent death signal, so ``setpriv`` sets it again.
-    if shutil.which("setpriv"):
+    if uid == 0 and shutil.which("setpriv"):
         identity = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", death]
         return ["setpriv", *identity, "--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
     raise LocalFleetError(
-        "Postgres does not run as root, and neither `unshare` nor `setpriv` (util-linux) can start it as another "
-        "user: run kqueue as an ordinary user, or set KQUEUE_DATABASE_URL"
+        "Postgres runs neither as root nor as a user without an entry in /etc/passwd, and neither `unshare` nor "
+        "`setpriv` (util-linux) can start it as another user: run kqueue as an ordinary user, or set "
+        "KQUEUE_DATABASE_URL"
     )
 
 

@@ -67,10 +67,9 @@ def strays() -> list[int]:
             continue
         for child in _running(supervisor):
             if _works(child):  # not a GPU health watcher or a GPU self-test
-                task_processes = [pid for pid in _running(child) if _works(pid) and name(pid)[:3] != "kq-"]
                 servers = [pid for pid in _running(child) if name(pid) == "kq-forkserver" or words(pid) == STAND_IN]
                 judge_supervisors = [pid for pid in _running(child) if name(pid) == "kq-judge-super"]
-                found += set(_running(child)) - {*task_processes[:2], *servers[:1], *judge_supervisors[:1]}
+                found += set(_running(child)) - {*task_processes(child)[:2], *servers[:1], *judge_supervisors[:1]}
                 # Judges persist, and references and a candidate are kept for later evaluations for a while.
                 others = [pid for one in _running(child) for pid in below(one) if running(pid)]
                 found += [pid for pid in others if name(pid) not in ("kq-reference", "kq-judge") and not waits(pid)]
@@ -84,6 +83,11 @@ def _running(pid: int) -> list[int]:
 def _works(pid: int) -> bool:
     """Return whether a process is a worker, or was forked from one."""
     return words(pid)[2:5] in (["-m", "workers.start", "worker"], ["-m", "judges", "worker"])
+
+
+def task_processes(worker: int) -> list[int]:
+    """Return the pids of a worker's task processes."""
+    return [pid for pid in _running(worker) if _works(pid) and name(pid)[:3] != "kq-"]
 
 
 def worker_of(fleet: Fleet, attempt: Any) -> int:

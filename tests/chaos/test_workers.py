@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,10 +19,14 @@ from uuid import UUID, uuid4
 import pytest
 
 from kqueue import broker, sweeper
+from kqueue.local import servers as embedded
+from kqueue.local.servers import Postgres, Valkey
 from kqueue.store import evaluations
 from kqueue.store import workers as registry
 from kqueue.store.engine import connect
-from tests.chaos.rig import PATIENCE_S, kill_tree, worker_of
+from tests.chaos.rig import PATIENCE_S, Whole, kill_tree, worker_of
+from tests.fleet.told import Services, fleets
+from tests.services import with_schema
 from tests.store.steps import change
 from workers.judge.host import linux
 from workers.judge.sandbox import cgroups
@@ -34,6 +39,7 @@ SHIM = r"""
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 static long jump(void) {
@@ -52,23 +58,31 @@ int clock_gettime(clockid_t clock, struct timespec *out) {
     if (result == 0 && clock == CLOCK_REALTIME) out->tv_sec += jump();
     return result;
 }
+int gettimeofday(struct timeval *out, void *zone) {
+    int result = syscall(SYS_gettimeofday, out, zone);
+    if (result == 0) out->tv_sec += jump();
+    return result;
+}
 """
 
 
 class Clock:
-    """The realtime clock of a fleet, which can jump."""
+    """The realtime clock of a fleet's workers, or of a server, which can jump."""
 
     def __init__(self, place: Path) -> None:
+        if shutil.which("gcc") is None:
+            pytest.skip("no compiler for the clock that jumps")
         self._file = place / "jump"
         self.jump(0)
         (place / "shim.c").write_text(SHIM)
         subprocess.run(
             ["gcc", "-shared", "-fPIC", "-O1", "-o", place / "shim.so", place / "shim.c", "-ldl"], check=True
         )
+        self.variables = {"LD_PRELOAD": f"{place}/shim.so", "CLOCK_JUMP": str(self._file)}
         self.python = place / "python"
         # Workers start with few environment variables.
-        variables = f"LD_PRELOAD={place}/shim.so CLOCK_JUMP={self._file}"
-        self.python.write_text(f'#!/bin/sh\n{variables} exec {sys.executable} "$@"\n')
+        variables = shlex.join(["env", *(f"{name}={value}" for name, value in self.variables.items())])
+        self.python.write_text(f'#!/bin/sh\nexec {variables} {sys.executable} "$@"\n')
         self.python.chmod(0o755)
 
     def jump(self, seconds: int) -> None:
@@ -156,16 +170,31 @@ def test_messages_of_other_versions_do_no_harm(services: Any, fleet: Any, whole:
     whole(known, older, attempts=1)
 
 
-def test_the_databases_clock_may_jump(services: Any, fleet: Any, whole: Any) -> None:
-    """If all leases expire by a clock jump of an hour, the late outcome is dropped and one verdict stands."""
-    running = services.submit("sleep 2", attempts=3)
-    services.started(running)
-    change(services.engine, "UPDATE attempts SET lease_until = now() - interval '1 hour' WHERE ended_at IS NULL")
-    attempts = whole(running)
-    # The heartbeat can come before the sweep.
-    if len(attempts) > 1:
-        assert [(a.category, a.written_by) for a in attempts] == [("worker_lost", "sweeper"), ("passed", "judge")]
-        assert services.verdict(running).attempts == 2
+@pytest.mark.services
+def test_the_databases_clock_may_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases that expire early cost a try, nothing waits until the clock has caught up, and one verdict stands."""
+    tmp_path.chmod(0o755)
+    clock, environment = Clock(tmp_path), embedded.clean_environment()
+    monkeypatch.setattr(embedded, "clean_environment", lambda: environment | clock.variables)
+    postgres = Postgres(with_schema(tmp_path / "pg"), durable=False)
+    with postgres, Valkey(tmp_path / "valkey") as valkey:
+        services = Services(postgres, valkey, tmp_path)
+        with fleets(services) as start:
+            fleet = start(retry_delay_s=2)
+            for seconds in (3600, -3600, 0):
+                retried = services.submit("unhealthy-once", attempts=3)
+                services.until(lambda one=retried: services.attempts(one), what="its first try")
+                running, waiting = services.submit("sleep 3", attempts=3), services.submit("ok", attempts=3)
+                services.started(running)
+                before = services.rows("SELECT now() AS at")[0].at
+                clock.jump(seconds)
+                assert abs((services.rows("SELECT now() AS at")[0].at - before).total_seconds()) > 3000
+                whole = Whole(services)
+                attempts = [a for a in whole(running, waiting, retried) if a.category != "passed"]
+                assert {a.written_by for a in attempts} <= {"sweeper", "judge"}
+            assert fleet.process.poll() is None
+        services.engine.dispose()
+        services.app.close()
 
 
 def test_sweepers_at_once_do_everything_once(services: Any, fleet: Any, whole: Any) -> None:
@@ -231,8 +260,6 @@ def test_a_machine_that_is_gone_is_taken_over(services: Any, start_fleet: Any, f
 @pytest.mark.nightly
 def test_a_hosts_clock_may_jump(services: Any, start_fleet: Any, whole: Any, tmp_path: Path) -> None:
     """Nothing is lost or judged twice, because leases use the database's clock and deadlines a monotonic one."""
-    if shutil.which("gcc") is None:
-        pytest.skip("no compiler for the clock that jumps")
     clock = Clock(tmp_path)
     fleet = start_fleet(variables={"JUDGES_PYTHON": str(clock.python)})
     worker = fleet.live()[0]

@@ -33,8 +33,9 @@ def words(outcome: Outcome) -> list[dict[str, Any]]:
         ("time.sleep(1000)", Category.TIMEOUT),
         ("[say(b'x' * 60_000) for _ in range(1000)]; time.sleep(10)", Category.OUTPUT_LIMIT),
         ("os.closerange(3, 1024); time.sleep(2); os._exit(0)", Category.CRASHED),
+        ("pytest.exit('enough', 0)", Category.CRASHED),
     ],
-    ids=["failed", "exit", "timeout", "output", "silent"],
+    ids=["failed", "exit", "timeout", "output", "silent", "half"],
 )
 def test_the_fork_server_tells_how_tests_end(rig: Rig, tmp_path: Path, body: str, category: Category) -> None:
     module = f"""

@@ -11,7 +11,8 @@ from kqueue.config import load
 from tests.sandbox.fleets import Fleet, started
 from workers.judge.host import uids
 
-_NOBODY = 65534
+#: Uid of a user without an entry in /etc/passwd. It is not nobody's, which a process has in a namespace without a map.
+_ORDINARY = 12345
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +23,7 @@ def fleets() -> Iterator[dict[str, Fleet]]:
         return
     held = uids.hold(load().candidate_uid)
     try:
-        with started({"root": (0, held.uid), "ordinary": (_NOBODY, 0)}) as both:
+        with started({"root": (0, held.uid), "ordinary": (_ORDINARY, 0)}) as both:
             yield both
     finally:
         held.release()

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 import signal
-from collections.abc import Iterator
+import tarfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
 
 from kqueue.config import load
+from kqueue.contract import TESTS_LINE
 from kqueue.local.fleet import LocalFleet
 from kqueue.store.engine import connect
 from tests.cli.command import Cli
 from tests.fleet.live import live_fleet
+from tests.judge.sources import suite_of
 from tests.services import starts_services
-from tests.testing.projects import ALIVE, DYING, LIMIT_S, body, cases, dead, plain, running, write_two
+from tests.testing.projects import ALIVE, DYING, LIMIT_S, body, cases, dead, plain, results, running, write_two
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)
@@ -98,6 +105,127 @@ def test_hostile():
 
 def test_fails(): assert 0
 """
+
+
+#: Code of a conftest that attacks on the host, the body of its one test, and the category of the verdict.
+REPOSITORIES = {
+    "forged_files": ("""
+for at in ("report.xml", "verdict.json", "../order.json", "../../verdict.json", "/tmp/report.xml"):
+    try: open(at, "w").write("<testsuites/>")
+    except OSError: pass
+""", "assert 0", "tests_failed"),
+    "forged_output": ("""
+for to in (1, 2): os.write(to, b'{"outcome": {"category": "passed"}}\\n=== 1 passed ===\\n')
+""", "assert 0", "tests_failed"),
+    "patched_reports": ("""
+from _pytest.reports import TestReport
+real = TestReport.from_item_and_call.__func__
+def forged(kind, item, call):
+    call.excinfo = None
+    return real(kind, item, call)
+TestReport.from_item_and_call = classmethod(forged)
+""", "assert 0", "passed"),
+    "exits": ("os._exit(0)", "pass", "crashed"),
+    "exits_at_the_end": ("def pytest_sessionfinish(): os._exit(0)", "pass", "crashed"),
+    "emptied": ("def pytest_collection_modifyitems(items): items.clear()", "pass", "crashed"),
+    "deleted": ("import shutil; shutil.rmtree(os.getcwd())", "pass", "crashed"),
+    "daemon": ("""
+import subprocess
+subprocess.Popen(["sleep", "98765"], start_new_session=True)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0: os.execvp("sleep", ["sleep", "98765"])
+    os._exit(0)
+""", "pass", "passed"),
+    "spies": ("""
+import builtins, socket
+def reached():
+    yield from (name for name in os.environ if name.startswith("KQUEUE_"))
+    for path in ("HOME/fleet.json", "/etc/shadow", f"/proc/{os.getppid()}/environ"):
+        try: yield open(path).read()
+        except OSError: pass
+    for path in ("HOME/postgres/run/.s.PGSQL.5432", "HOME/valkey/run/valkey.sock"):
+        try: yield socket.socket(socket.AF_UNIX).connect(path)
+        except OSError: pass
+builtins.found = list(reached())
+""", "assert not found, found", "passed"),
+}  # fmt: skip
+
+
+def test_each_hostile_repository_ends_in_one_category(on_fleet: Cli, fleet: LocalFleet, engine: Engine) -> None:
+    """Tests decide whether they pass. None harms the host, another module's verdict, or the sender's report."""
+    for name, (attack, test, _) in REPOSITORIES.items():
+        code = indent(attack.replace("HOME", str(fleet.config.home_path)), "    ")
+        on_fleet.write(f"{name}/conftest.py", f"import os\nif '/repository/' in __file__:\n{code}\n")
+        on_fleet.write(f"{name}/test_{name}.py", f"def test_{name}(): {test}\n")
+    on_fleet.write("test_honest.py", "def test_honest(): pass\n")
+    before = sorted(on_fleet.directory.rglob("*.*"))
+    done = on_fleet.process("pytest", "--fleet", "-p", "no:cacheprovider", "--junitxml", "out.xml")
+    with engine.connect() as connection:
+        categories = {Path(label).stem: category for label, category in connection.execute(text(CATEGORIES))}
+    expected = {f"test_{name}": category for name, (*_, category) in REPOSITORIES.items()} | {"test_honest": "passed"}
+    assert categories == expected, done.stdout
+    shown = results(on_fleet.directory / "out.xml")
+    assert {name for name, said in shown.items() if not said} == {n for n, c in expected.items() if c == "passed"}
+    assert "INTERNALERROR" not in done.stdout + done.stderr
+    left = sorted(path for path in on_fleet.directory.rglob("*.*") if path.suffix != ".pyc")
+    assert left == sorted([*before, on_fleet.directory / "out.xml"])
+    assert not any(b"98765" in one.read_bytes() for one in Path("/proc").glob("[0-9]*/cmdline") if one.exists())
+    assert not Path("/tmp/report.xml").exists()
+
+
+CATEGORIES = """
+SELECT e.kernel_label, v.category FROM evaluations e JOIN verdicts v ON v.evaluation_id = e.id
+WHERE e.batch = (SELECT batch FROM evaluations ORDER BY submitted_at DESC LIMIT 1) AND e.attempts = 1
+"""
+
+
+def members(name: str, **fields: Any) -> Iterator[tarfile.TarInfo]:
+    member = tarfile.TarInfo(name)
+    for field, value in fields.items():
+        setattr(member, field, value)
+    yield member
+
+
+@pytest.mark.parametrize(
+    ("added", "category"),
+    [
+        (lambda: members("../../outside"), "invalid_problem"),
+        (lambda: members("/tmp/kqueue-outside"), "passed"),  # unpacked below the repository
+        (lambda: members("link", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "invalid_problem"),
+        (lambda: members("link", type=tarfile.SYMTYPE, linkname="../../order.json"), "invalid_problem"),
+        (lambda: members("link", type=tarfile.LNKTYPE, linkname="../order.json"), "invalid_problem"),
+        (lambda: members("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3), "invalid_problem"),
+        (lambda: members("pipe", type=tarfile.FIFOTYPE), "invalid_problem"),
+        (lambda: (one for each in range(10_000) for one in members(f"{each}")), "passed"),
+        (lambda: (one for each in range(25_000) for one in members(f"{each}")), "output_limit"),
+        (lambda: members("large", size=256 << 20), "output_limit"),
+    ],
+    ids=["parent", "absolute", "link", "link to the parent", "hard link", "device", "pipe", "many", "too many", "bomb"],
+)
+def test_each_hostile_archive_ends_in_one_category(
+    fleet: LocalFleet, tmp_path: Path, added: Callable[[], Iterator[tarfile.TarInfo]], category: str
+) -> None:
+    """What is unpacked lies in the sealed process's folder, and is bounded."""
+    request = suite_of(tmp_path, "def test_it(): pass\n", names=["test_it"], limits={"scratch_bytes": 64 << 20})
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:xz", preset=1) as tar:
+        tar.add(tmp_path / "test_a.py", "test_a.py")
+        for member in added():
+            tar.addfile(member, Zeros())
+    problem = TESTS_LINE + base64.encodebytes(packed.getvalue()).decode()
+    with fleet.client() as kq:
+        verdict = kq.evaluate(request.model_copy(update={"problem": problem, "lane": "cpu"}))
+        assert (verdict.category, verdict.attempts) == (category, 1), verdict.message
+        assert kq.evaluate(request.model_copy(update={"lane": "cpu"})).passed
+    assert not Path("/tmp/kqueue-outside").exists()
+
+
+class Zeros(io.RawIOBase):
+    """A file of as many zeros as are read."""
+
+    def read(self, size: int = -1) -> bytes:
+        return bytes(size)
 
 
 @pytest.mark.nightly

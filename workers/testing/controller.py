@@ -297,7 +297,7 @@ class Controller:
             run.group.items.clear()
         if run.group.items and not self._session.shouldfail:
             if not began:
-                self._give_up(run, job, run.lost or "no test began in its process")
+                self._give_up(run, job, run.lost or "began none of its tests")
             elif run.ended is not None and not run.renewed and not run.lost:
                 self._give_up(run, job, "did not find this test, which pytest had collected")
             else:

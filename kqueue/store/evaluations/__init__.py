@@ -24,6 +24,7 @@ written partially in that case.
 
 from kqueue.store.evaluations.claims import Claim, claim, set_environment, warm_up
 from kqueue.store.evaluations.conditions import (
+    ANY_EARLY,
     ANY_EXPIRED,
     ANY_OVERDUE,
     ANY_UNFINISHED,
@@ -36,7 +37,7 @@ from kqueue.store.evaluations.conditions import (
     REAL_PROBLEM,
 )
 from kqueue.store.evaluations.order import Next, tally, upcoming, window
-from kqueue.store.evaluations.publishing import publish, published, unpublish
+from kqueue.store.evaluations.publishing import make_due, publish, published, unpublish
 from kqueue.store.evaluations.queries import VERDICTS, existing, in_batch, to_verdict, verdict, verdicts
 from kqueue.store.evaluations.submission import SUBMISSIONS_CHANNEL, Submitted, asks_for, submit
 from kqueue.store.evaluations.verdicts import (
@@ -51,6 +52,7 @@ from kqueue.store.evaluations.verdicts import (
 )
 
 __all__ = [
+    "ANY_EARLY",
     "ANY_EXPIRED",
     "ANY_OVERDUE",
     "ANY_UNFINISHED",
@@ -78,6 +80,7 @@ __all__ = [
     "finish",
     "in_batch",
     "lose_worker",
+    "make_due",
     "publish",
     "published",
     "set_environment",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import and_, false, func, literal_column, select
+from sqlalchemy import Double, and_, bindparam, false, func, literal_column, select
 
 from kqueue.backends import PYTEST
 from kqueue.contract import TESTS_LINE
@@ -36,11 +36,21 @@ REAL_KERNEL: Final = and_(
     ~select(Evaluation.id).where(ITS_KERNEL, Evaluation.probe).correlate(Kernel).exists(),
     Kernel.backend != PYTEST,
 )
+_RETRY_S: Final = bindparam("retry_delay_s", type_=Double)
+#: Condition for an evaluation that is due later than the delay of any retry allows. The database's clock was set back.
+#: The parameter ``retry_delay_s`` is the delay of a second try. The first comparison can use the index.
+EARLY: Final = and_(
+    QUEUED,
+    Evaluation.available_at > func.now() + func.make_interval(0, 0, 0, 0, 0, 0, _RETRY_S),
+    func.extract("epoch", Evaluation.available_at - func.now())
+    > _RETRY_S * func.power(2, func.least(Evaluation.attempts, 10)),
+)
 #: Condition for an attempt whose lease has expired.
 OVERDUE: Final = and_(Attempt.ended_at.is_(None), Attempt.lease_until < func.now())
 
 #: Condition that any evaluation has no verdict.
 ANY_UNFINISHED: Final = select(Evaluation.id).where(OPEN).exists()
-#: Conditions that :func:`expire_queued` and :func:`expire_leases` would find any row.
+#: Conditions that :func:`expire_queued`, :func:`make_due` and :func:`expire_leases` would find any row.
 ANY_EXPIRED: Final = select(Evaluation.id).where(EXPIRED_INDEXED).exists()
+ANY_EARLY: Final = select(Evaluation.id).where(EARLY).exists()
 ANY_OVERDUE: Final = select(Attempt.id).where(OVERDUE).exists()

@@ -13,7 +13,7 @@ from kqueue.backends import PYTEST
 from kqueue.contract import Settings
 from kqueue.message import Message
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations.conditions import ITS_KERNEL, ITS_PROBLEM, QUEUED
+from kqueue.store.evaluations.conditions import EARLY, ITS_KERNEL, ITS_PROBLEM, QUEUED
 from kqueue.store.models import Evaluation, Kernel, Problem
 from kqueue.store.sql import any_uuid
 
@@ -98,3 +98,11 @@ def unpublish(engine: Engine, ids: Collection[UUID]) -> int:
     )
     with transaction(engine) as connection:
         return connection.execute(update(Evaluation).where(Evaluation.id.in_(free)).values(published_at=None)).rowcount
+
+
+def make_due(engine: Engine, *, retry_delay_s: float, most: int) -> int:
+    """Make up to ``most`` evaluations due that would wait until a clock that was set back has caught up."""
+    free = select(Evaluation.id).where(EARLY).limit(most).with_for_update(skip_locked=True)
+    changed = update(Evaluation).where(Evaluation.id.in_(free)).values(available_at=func.now())
+    with transaction(engine) as connection:
+        return connection.execute(changed, {"retry_delay_s": retry_delay_s}).rowcount

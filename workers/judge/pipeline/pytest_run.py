@@ -96,7 +96,7 @@ class PytestRun:
         self._held_more = 0
         self._deadlines = request.settings.deadlines
         self._events: list[str] = []
-        self._failed = 0
+        self._failed = self._finished = 0
         self._renewed = False
         self._end: int | None = None
         self._until = self._look_at = 0.0
@@ -143,6 +143,9 @@ class PytestRun:
         status = os.WEXITSTATUS(report.status)
         if status != self._end or not (status in _ALL_RUN or self._failed or self._renewed):
             raise process.died()
+        if not self._renewed and not self._failed and self._finished < (asked := self._count()):
+            died, message = process.died().outcome, f"{self._finished} of {asked} tests ran, and pytest ended"
+            raise EvaluationEnded(died.category, message, died.phase, **died.facts.model_dump())
         if self._failed:
             return Outcome(
                 category=Category.TESTS_FAILED,
@@ -151,6 +154,16 @@ class PytestRun:
                 facts=Facts(failed=self._failed),
             )
         return Outcome(category=Category.PASSED, message="the tests passed")
+
+    def _count(self) -> int:
+        """Return the number of tests to run. 0 if the order, which is not trusted, names none."""
+        with contextlib.suppress(ValueError, RecursionError):
+            match json.loads(self._request.kernel.removeprefix(TESTS_LINE)):
+                case {"tests": list(tests)}:
+                    return len(tests)
+                case _:
+                    pass
+        return 0
 
     def _takes_too_much(self) -> bool:
         """Return whether tests hold much more GPU memory than is booked, which other slots can have booked."""
@@ -202,6 +215,7 @@ class PytestRun:
             case {"at": "start"}:
                 self._enter(Phase.CHECK, self._deadlines.check_s + _GRACE_S)
             case {"at": "finish"}:
+                self._finished += 1
                 self._enter(Phase.CHECK, max(self._deadlines.check_s, self._deadlines.load_s))
             case {"at": "report", "data": {"outcome": "failed"}} | {"at": "lost"}:
                 self._failed += 1

@@ -26,12 +26,12 @@ def enter() -> dict[str, bool | str]:
         }
     # The separate mount namespace is necessary for mounts (see workers.judge.sandbox.mounts).
     every = linux.CLONE_NEWUSER | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWNS
+    uid, gid = os.geteuid(), os.getegid()  # read first: a namespace without a map shows 65534
     # A child tries the namespaces first, because a process cannot leave a user namespace that is not usable.
     child = os.fork()
     if child == 0:
-        os._exit(0 if _try(every) is True and _keep_ids(os.geteuid(), os.getegid()) is True else 1)
+        os._exit(0 if _try(every) is True and _keep_ids(uid, gid) is True else 1)
     worked = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    uid, gid = os.geteuid(), os.getegid()
     entered: bool | str = "refused: this user cannot create user namespaces"
     if worked and (entered := _try(every)) is True:
         entered = _keep_ids(uid, gid)

@@ -97,7 +97,8 @@ def _named() -> Iterator[Path]:
     for variable in ("PATH", "LD_LIBRARY_PATH"):
         entries = os.environ.get(variable, "").split(os.pathsep)
         named += [Path(entry).resolve() for entry in entries if entry.startswith("/")]
-    private = {Path(path) for path in (*_PRIVATE, tempfile.gettempdir(), Path.home())}
+    # Path.home() fails for a uid without an entry in /etc/passwd.
+    private = {Path(path) for path in (*_PRIVATE, tempfile.gettempdir(), os.path.expanduser("~"))}  # noqa: PTH111
     for path in named:
         if any(other == path or path in other.parents for other in private):
             continue
