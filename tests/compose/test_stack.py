@@ -217,7 +217,11 @@ _NOBODY_MAY = (
 @pytest.mark.parametrize(
     ("service", "may_not", "commands"),
     [
-        ("http", ("INSERT INTO verdicts DEFAULT VALUES", "INSERT INTO tokens DEFAULT VALUES"), ("RPOP kqueue.cpu",)),
+        (
+            "http",
+            ("INSERT INTO verdicts DEFAULT VALUES", "INSERT INTO tokens (digest) VALUES ('')"),
+            ("RPOP kqueue.cpu",),
+        ),
         ("worker", ("INSERT INTO evaluations DEFAULT VALUES", "SELECT * FROM tokens"), ("EVAL return 0",)),
     ],
 )
