@@ -138,7 +138,8 @@ def stack(compose: Compose, secret_values: dict[str, str]) -> Iterator[Stack]:
             pytest.fail(f"{up.stderr[-4000:]}\n{run('logs', '--no-color', '--tail', '40').stdout}")
         yield Stack(run, settings, f"http://127.0.0.1:{flower}", f"http://127.0.0.1:{http}", compose)
     finally:
-        run("down", "--volumes", "--remove-orphans", "--timeout", "10", timeout=300)
+        # With its profiles, also after a failed test of Prometheus.
+        run("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "10", timeout=300)
 
 
 @pytest.fixture(scope="module")
