@@ -292,7 +292,9 @@ def _seal(config: Config, uid: int | None) -> Iterator[tuple[str, Result]]:
         return
     wanted = lacking(found, Level.STRONG)
     for name, fix in MEASURES.items():
-        absent = Result(str(found[name]), fix, State.WARN if name in wanted else State.INFO)
+        reason = str(found[name])
+        remedy = "" if reason.startswith("not used") else fix
+        absent = Result(reason, remedy, State.WARN if name in wanted else State.INFO)
         yield name, Result("works") if found[name] is True else absent
     minimum, level = Level(config.isolation), reached(found)
     if missing := ", ".join(lacking(found, minimum)):

@@ -93,6 +93,7 @@ def test_doctor_looks_at_services_and_worker(cli: Cli, worker: UUID, tmp_path: P
     found = checks(done)
     if os.geteuid() == 0:
         assert f" as {used.uid}" not in found["sandbox", "candidate uid"]["detail"]
+        assert found["sandbox", "user_namespace"]["fix"] == ""
     services = ("postgres", "schema", "workers", "redis", "redis eviction")
     assert [found["services", name]["state"] for name in services] == ["ok"] * 5
     assert "1 on lane cpu" in found["services", "workers"]["detail"]

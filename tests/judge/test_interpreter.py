@@ -60,6 +60,7 @@ def test_a_kernel_is_checked_and_not_timed_unless_asked_for(rig: Rig) -> None:
     )
     assert outcome.evidence.checks is not None
     assert outcome.evidence.checks > 2
+    assert outcome.log == ""
     timed = judge(rig, _TOP + _MODEL, timing=Timing(calls=5, warmup=0, interpreter=True))
     assert timed.speedup is not None, timed.message
     assert timed.evidence.untimed is None

@@ -118,6 +118,8 @@ def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
     logs.configure_early()
     # Imported libraries have threads, but none of them holds a lock while they are idle.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    # Triton 3.9 warns of a later default for each kernel that it compiles.
+    warnings.filterwarnings("ignore", "TRITON_DEFAULT_FP_FUSION is unset", UserWarning)
     triton_files = prewarm.prepare()
     gc.freeze()
     status = 1
