@@ -190,8 +190,6 @@ class _Checks:
         self._evidence.checks, self._evidence.checks_asked = checked, self._context.settings.checks
         self._evidence.constant_outputs = constant = reference.constant_outputs
         self._evidence.reference_is_constant = bool(constant)
-        if self._caller is not None:
-            self._caller.into = None
         return checked
 
     def run_again(self) -> None:
@@ -335,7 +333,6 @@ class _LikeTimed:
 
     Attributes:
         blocks: True if the forward waits for the GPU, so that calls are made by the order for the CPU's clock.
-        into: memory for the outputs, made when it is missing. The memory plan has none for it while calls are timed.
     """
 
     def __init__(self, context: Context, referenced: Referenced, candidate: Candidate) -> None:
@@ -346,12 +343,12 @@ class _LikeTimed:
         self._cpu_clock = CpuClock(candidate, flusher, on_gpu=context.slot.on_gpu)
         self._gpu_clock = None if instruments.hold is None else GpuClock(candidate, instruments.hold, flusher)
         self._candidate = candidate
-        self.into: list[torch.Tensor] | None = None
         self._misses = 0
 
     def call(self, case: Case) -> list[torch.Tensor]:
-        """Return the judge's copies of the outputs, which the next call overwrites."""
-        into = self.into = self._candidate.blanks() if self.into is None else self.into
+        """Return the judge's copies of the outputs."""
+        # The memory plan has room for them only as long as they are compared.
+        into = self._candidate.blanks()
         process, sample = self._candidate.process, None
         process.start_clock()
         if self._gpu_clock is not None and not self.blocks:
