@@ -143,7 +143,8 @@ def settled(top: Path, environment: dict[str, str], fleet: subprocess.Popen[byte
     problem = hashlib.sha256(PROBLEM.encode()).hexdigest()
     here = dict.fromkeys(("3f1c", "3fa2", "77c1", "1f0c", "1f0c5a7e", "07c2eb01"), right)
     here |= dict.fromkeys(("22ab", "9b20"), wrong)
-    here |= {"sha256:9f2c41": f"sha256:{problem}", "http://127.0.0.1:18188": http_url(config), "/tmp/": f"{top}/"}
+    here |= {"4345042ea32f": problem[:12], "sha256:9f2c41": f"sha256:{problem}"}
+    here |= {"http://127.0.0.1:18188": http_url(config), "/tmp/": f"{top}/"}
     environment |= {"ID": right, "OWNER_URL": config.require_database().replace("+psycopg", "")}
     return Reader(folder, environment, here)
 
