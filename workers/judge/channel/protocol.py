@@ -1,8 +1,8 @@
 """Replies and exports, the records that a sealed process sends to the judge.
 
-A reply has a size for each tensor. An export announces memory of the process, with the descriptors that open it. The judge checks
-every number and length against its bound before use. The location of an output is a claim until the judge has opened
-that memory (:mod:`workers.judge.channel.buffers`).
+The size of a reply depends on its number of tensors. An export announces memory of the process, with the descriptors
+that open it. The judge checks every number and length against its bound before use. The location of an output is a
+claim until the judge has opened that memory (:mod:`workers.judge.channel.buffers`).
 """
 
 from __future__ import annotations
