@@ -50,7 +50,12 @@ def test_a_setting_that_cannot_work_ends_with_3(cli: Cli, worker: UUID) -> None:
         (SUBMIT, "REDIS_URL", "sentinel://:secret@a:1/0", "?master_name=NAME"),
         (SUBMIT, "REDIS_URL", "sentinel://:secret@a:1/0?master_name=m&db=1", "db has no meaning"),
         (("results",), "DATABASE_URL", "postgresql://u:secret@a:1,b:x/db", "KQUEUE_DATABASE_URL is not a URL"),
-        (("results",), "DATABASE_URL", "postgresql://u:secret@/db?host=a,b&port=1", "several hosts have one each or none"),
+        (
+            ("results",),
+            "DATABASE_URL",
+            "postgresql://u:secret@/db?host=a,b&port=1",
+            "several hosts have one each or none",
+        ),
         (("results",), "LEASE_S", "soon", "KQUEUE_LEASE_S"),
     ):
         done = cli(*command, **{f"KQUEUE_{name}": value})
