@@ -182,8 +182,8 @@ def connect_listener(url: str, *, application: str) -> psycopg.Connection:
     Raises:
         DatabaseUnavailable: the connection failed.
     """
-    own = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": application, **_KEEPALIVE}
-    arguments = _arguments(parse(url)) | own
+    arguments = _arguments(parse(url))
+    arguments |= {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": application, **_KEEPALIVE}
     with translate():
         return psycopg.connect(autocommit=True, **arguments)
 

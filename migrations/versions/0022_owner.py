@@ -13,7 +13,7 @@ down_revision = "0021"
 branch_labels = None
 depends_on = None
 
-#: Postgres prepares a function in SQL anew for each query, and one in PL/pgSQL once for each connection. For members of
+#: Postgres prepares a function in SQL for each query, and one in PL/pgSQL once for each connection. For members of
 #: the fleet's roles, superusers included, no catalog is read.
 _SESSION: Final = """
 CREATE OR REPLACE FUNCTION {schema}.kqueue_trusted() RETURNS boolean
