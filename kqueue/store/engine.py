@@ -101,7 +101,7 @@ def _arguments(url: URL) -> dict[str, Any]:
         ArgumentError: the ports are not numbers, or not one for each host.
     """
     _, arguments = url.get_dialect()().create_connect_args(url)
-    return arguments
+    return dict(arguments)
 
 
 def _several(url: str) -> URL | None:
