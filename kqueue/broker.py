@@ -167,7 +167,8 @@ def parse(url: str) -> str:
         return _parse_sentinels(url)
     parts = urlsplit(url)
     try:
-        sound = parts.port != 0 and (scheme == "redis+socket" or re.fullmatch(r"/?\d*", parts.path) is not None)
+        numbered = re.fullmatch(r"/?\d*", parts.path) is not None and not parts.fragment
+        sound = parts.port != 0 and (scheme == "redis+socket" or numbered)
     except ValueError:  # the port is not a number
         sound = False
     if not sound:
@@ -185,8 +186,8 @@ def _parse_sentinels(url: str) -> str:
         [login] = {node.netloc.rpartition("@")[0] for node in nodes} - {""} or {""}
         [database] = {node.path.strip("/") for node in nodes} - {""} or {"0"}
         hosts = [node.netloc.rpartition("@")[2] for node in nodes if node.hostname and node.port != 0]
-        sound = {node.scheme for node in nodes} == {"sentinel"} and len(hosts) == len(nodes) and database.isdecimal()
-        if sound and _parameters(url).get("master_name"):
+        sound = {(node.scheme, node.fragment) for node in nodes} == {("sentinel", "")} and len(hosts) == len(nodes)
+        if sound and database.isdecimal() and _parameters(url).get("master_name"):
             return ";".join(f"sentinel://{login and login + '@'}{host}/{database}" for host in hosts) + mark + query
     raise ConfigError(
         f"KQUEUE_REDIS_URL is not {_SENTINELS_FORM}: NAME is the primary's name at the Sentinels, all addresses share "

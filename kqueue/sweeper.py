@@ -120,9 +120,8 @@ def sweep(
     with _exclusive(engine, _LOCK) as connection:
         if connection is None:
             return SweepReport(swept=False)
-        limits = {"silent_for": timedelta(seconds=silent_after_s), "retry_delay_s": retry_delay_s}
-        chores = connection.execute(_CHORES, limits).one()
-        if chores.early and (due := evaluations.make_due(engine, retry_delay_s=retry_delay_s, most=_BITE)):
+        chores = connection.execute(_CHORES, {"silent_for": timedelta(seconds=silent_after_s)}).one()
+        if chores.early and (due := evaluations.make_due(engine, most=_BITE)):
             _log.warning("the database's clock was set back: %d evaluations that were due later are due now", due)
         lost = evaluations.expire_leases(engine, retry_delay_s=retry_delay_s) if chores.overdue else []
         expired = _expire(engine) if chores.expired else 0

@@ -78,29 +78,42 @@ def parse(url: str) -> URL:
     """
     try:
         parsed = _several(url) or make_url(url)
+        if parsed.get_backend_name() not in {"postgresql", "postgres"}:
+            raise ConfigError(f"KQUEUE_DATABASE_URL names {parsed.drivername}: kqueue needs postgresql+psycopg://...")
+        parsed = parsed.set(drivername="postgresql+psycopg")
+        _arguments(parsed)
     except (exc.ArgumentError, ValueError, psycopg.ProgrammingError):
-        raise ConfigError("KQUEUE_DATABASE_URL is not a URL: use postgresql+psycopg://user:password@host/db") from None
-    if parsed.get_backend_name() not in {"postgresql", "postgres"}:
-        raise ConfigError(f"KQUEUE_DATABASE_URL names {parsed.drivername}: kqueue needs postgresql+psycopg://...")
+        raise ConfigError(
+            "KQUEUE_DATABASE_URL is not a URL: use postgresql+psycopg://user:password@host:port/db. Ports are numbers, "
+            "and several hosts have one each or none"
+        ) from None
     hosts = parsed.query.get("host") or parsed.host or ""
     if (isinstance(hosts, tuple) or "," in hosts) and "target_session_attrs" not in parsed.query:
         # A standby accepts connections too, and refuses every statement that writes.
         parsed = parsed.update_query_dict({"target_session_attrs": "read-write"})
-    return parsed.set(drivername="postgresql+psycopg")
+    return parsed
+
+
+def _arguments(url: URL) -> dict[str, Any]:
+    """Return libpq's parameters of a URL.
+
+    Raises:
+        ArgumentError: the ports are not numbers, or not one for each host.
+    """
+    _, arguments = url.get_dialect()().create_connect_args(url)
+    return dict(arguments)
 
 
 def _several(url: str) -> URL | None:
     """Return the parsed URL if it has libpq's list of hosts, ``a:5432,b:5432``, which SQLAlchemy does not read.
 
     Raises:
-        ValueError, psycopg.ProgrammingError: libpq does not read it either.
+        ProgrammingError: libpq does not read it either.
     """
     scheme, _, rest = url.partition("://")
     if "," not in re.split("[/?]", rest.rpartition("@")[2])[0]:
         return None
     query: dict[str, Any] = conninfo_to_dict(f"postgresql://{rest}")
-    for port in filter(None, query.get("port", "").split(",")):
-        int(port)  # libpq reads it when it connects
     user, password, database = (query.pop(name, None) for name in ("user", "password", "dbname"))
     return URL.create(scheme, user, password, database=database, query=query)
 
@@ -169,11 +182,10 @@ def connect_listener(url: str, *, application: str) -> psycopg.Connection:
     Raises:
         DatabaseUnavailable: the connection failed.
     """
-    parsed = parse(url)
-    _, server = parsed.get_dialect()().create_connect_args(parsed)
-    given: dict[str, Any] = {**server, "connect_timeout": CONNECT_TIMEOUT_S, "application_name": application}
+    arguments = _arguments(parse(url))
+    arguments |= {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": application, **_KEEPALIVE}
     with translate():
-        return psycopg.connect(autocommit=True, **given, **_KEEPALIVE)
+        return psycopg.connect(autocommit=True, **arguments)
 
 
 @contextmanager

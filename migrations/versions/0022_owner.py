@@ -13,8 +13,8 @@ down_revision = "0021"
 branch_labels = None
 depends_on = None
 
-#: Postgres prepares a function in SQL again for each query, and a function in PL/pgSQL once for each connection. For
-#: members of the fleet's roles, superusers included, no catalog is read.
+#: Postgres prepares a function in SQL for each query, and one in PL/pgSQL once for each connection. For members of
+#: the fleet's roles, superusers included, no catalog is read.
 _SESSION: Final = """
 CREATE OR REPLACE FUNCTION {schema}.kqueue_trusted() RETURNS boolean
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

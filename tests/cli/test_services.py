@@ -44,10 +44,18 @@ def test_a_setting_that_cannot_work_ends_with_3(cli: Cli, worker: UUID) -> None:
         (("results",), "DATABASE_URL", "", "no fleet found: set KQUEUE_DATABASE_URL, or start one on this machine"),
         (SUBMIT, "REDIS_URL", "amqp://u:secret@h", "KQUEUE_REDIS_URL is not"),
         (SUBMIT, "REDIS_URL", "redis://:sec/ret@h:1/0", "KQUEUE_REDIS_URL is not"),
+        (SUBMIT, "REDIS_URL", "redis://u:1#sec@h:1/0", "KQUEUE_REDIS_URL is not"),
+        (SUBMIT, "REDIS_URL", "sentinel://u:1#sec@h:1/0?master_name=m", "KQUEUE_REDIS_URL is not"),
         (SUBMIT, "REDIS_URL", "sentinel://:sec@a:1;sentinel://:ret@b:1/0?master_name=m", "all addresses share one"),
         (SUBMIT, "REDIS_URL", "sentinel://:secret@a:1/0", "?master_name=NAME"),
         (SUBMIT, "REDIS_URL", "sentinel://:secret@a:1/0?master_name=m&db=1", "db has no meaning"),
         (("results",), "DATABASE_URL", "postgresql://u:secret@a:1,b:x/db", "KQUEUE_DATABASE_URL is not a URL"),
+        (
+            ("results",),
+            "DATABASE_URL",
+            "postgresql://u:secret@/db?host=a,b&port=1",
+            "several hosts have one each or none",
+        ),
         (("results",), "LEASE_S", "soon", "KQUEUE_LEASE_S"),
     ):
         done = cli(*command, **{f"KQUEUE_{name}": value})

@@ -36,9 +36,7 @@ def test_an_exception_without_a_text_is_reported_as_itself(rig: Rig, body: str) 
     assert (outcome.category, outcome.message) == (Category.RUNTIME_ERROR, UNREADABLE[body])
 
 
-@pytest.mark.parametrize(
-    ("source", "message"), SHORT.items(), ids=["memory", "text", "colours", "no text", "entry point"]
-)
+@pytest.mark.parametrize(("source", "message"), SHORT.items(), ids=["memory", "text", "colours", "none", "entry"])
 def test_a_message_names_no_internal_module(rig: Rig, source: str, message: str) -> None:
     assert judge(rig, source).message == message
 

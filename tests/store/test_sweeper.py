@@ -26,7 +26,7 @@ from kqueue.store import evaluations, workers
 from kqueue.store.evaluations import Recorded
 from kqueue.sweeper import LOOK_EVERY_S, SweepReport, fill, fill_alone, sweep
 from tests.services import starts_services
-from tests.store.steps import LOST, change, finish
+from tests.store.steps import LOST, change, count, finish
 
 
 @pytest.fixture
@@ -363,3 +363,17 @@ def test_two_sweepers_do_no_harm(engine: Engine, app: Celery, fields) -> None:
         held = connection.scalars(text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")).one()
     assert held == 0
     assert sweep(engine, app, retry_delay_s=1).swept
+
+
+def test_a_clock_that_was_set_back_delays_no_queued_evaluation(app: Celery, engine: Engine, submit, claim) -> None:
+    """Evaluations that were submitted or tried in the future become due. The long delay of a retry does not end."""
+    submit()
+    tried, waits = submit(), submit()
+    for identity in (tried, waits):
+        evaluations.finish(engine, identity, claim(identity).number, LOST, written_by="judge", retry_delay_s=1000)
+    ahead = "UPDATE evaluations SET available_at = available_at + interval '1 hour'"
+    change(engine, f"{ahead}, submitted_at = submitted_at + interval '1 hour' WHERE attempts = 0")
+    change(engine, f"{ahead} WHERE id = :id", id=tried)
+    change(engine, "UPDATE attempts SET ended_at = ended_at + interval '1 hour' WHERE evaluation_id = :id", id=tried)
+    assert sweep(engine, app, retry_delay_s=1).published == 2
+    assert count(engine, "evaluations", "available_at > now() AND published_at IS NULL") == 1

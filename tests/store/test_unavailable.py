@@ -58,7 +58,7 @@ class TestUnavailable:
     @pytest.mark.parametrize(
         "form",
         [
-            "postgres@{0}:1,{1}:5432/{2}?",
+            "postgres@{0}:1,{1}:5432/{2}?keepalives_idle=20",
             "postgres@/{2}?host={0},{1}&port=1,5432",
             "postgres@/{2}?host={0}:1&host={1}:5432",
         ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import Double, and_, bindparam, false, func, literal_column, select
+from sqlalchemy import and_, false, func, literal_column, select
 
 from kqueue.backends import PYTEST
 from kqueue.contract import TESTS_LINE
@@ -36,14 +36,15 @@ REAL_KERNEL: Final = and_(
     ~select(Evaluation.id).where(ITS_KERNEL, Evaluation.probe).correlate(Kernel).exists(),
     Kernel.backend != PYTEST,
 )
-_RETRY_S: Final = bindparam("retry_delay_s", type_=Double)
-#: Condition for an evaluation that is due later than the delay of any retry allows. The database's clock was set back.
-#: The parameter ``retry_delay_s`` is the delay of a second try. The first comparison can use the index.
+#: A time in the future. It is a literal, so that Postgres knows how few evaluations are due later.
+_LATER: Final = literal_column("now() + interval '10 s'")
+_TRIED_AT: Final = select(func.max(Attempt.ended_at)).where(Attempt.evaluation_id == Evaluation.id)
+#: Condition for an evaluation that is due later and was submitted or tried in the future: the database's clock was set
+#: back. The first comparison can use the index.
 EARLY: Final = and_(
     QUEUED,
-    Evaluation.available_at > func.now() + func.make_interval(0, 0, 0, 0, 0, 0, _RETRY_S),
-    func.extract("epoch", Evaluation.available_at - func.now())
-    > _RETRY_S * func.power(2, func.least(Evaluation.attempts, 10)),
+    Evaluation.available_at > _LATER,
+    func.greatest(Evaluation.submitted_at, _TRIED_AT.correlate(Evaluation).scalar_subquery()) > _LATER,
 )
 #: Condition for an attempt whose lease has expired.
 OVERDUE: Final = and_(Attempt.ended_at.is_(None), Attempt.lease_until < func.now())

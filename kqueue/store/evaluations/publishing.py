@@ -100,9 +100,9 @@ def unpublish(engine: Engine, ids: Collection[UUID]) -> int:
         return connection.execute(update(Evaluation).where(Evaluation.id.in_(free)).values(published_at=None)).rowcount
 
 
-def make_due(engine: Engine, *, retry_delay_s: float, most: int) -> int:
+def make_due(engine: Engine, *, most: int) -> int:
     """Make up to ``most`` evaluations due that would wait until a clock that was set back has caught up."""
     free = select(Evaluation.id).where(EARLY).limit(most).with_for_update(skip_locked=True)
     changed = update(Evaluation).where(Evaluation.id.in_(free)).values(available_at=func.now())
     with transaction(engine) as connection:
-        return connection.execute(changed, {"retry_delay_s": retry_delay_s}).rowcount
+        return connection.execute(changed).rowcount

@@ -71,7 +71,7 @@ def test_arguments_may_be_nested(rig: Rig) -> None:
     assert outcome.category is Category.PASSED, outcome.message
 
 
-@pytest.mark.parametrize(("number", "category"), [(120, Category.PASSED), (129, Category.INVALID_PROBLEM)])
+@pytest.mark.parametrize(("number", "category"), [(128, Category.PASSED), (129, Category.INVALID_PROBLEM)])
 def test_a_call_can_have_many_tensors(rig: Rig, number: int, category: Category) -> None:
     inputs = f"return [[torch.randn(4, 4) for _ in range({number})]]"
     source = problem("experts: [torch.relu(one) for one in experts]", inputs)

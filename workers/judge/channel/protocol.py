@@ -1,6 +1,6 @@
 """Replies and exports, the records that a sealed process sends to the judge.
 
-A reply is as long as its number of tensors requires. An export announces memory of the process, with the descriptors
+The size of a reply depends on its number of tensors. An export announces memory of the process, with the descriptors
 that open it. The judge checks every number and length against its bound before use. The location of an output is a
 claim until the judge has opened that memory (:mod:`workers.judge.channel.buffers`).
 """

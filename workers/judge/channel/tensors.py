@@ -18,7 +18,7 @@ LASTING: Final = 255
 #: Maximum number of dimensions of a tensor.
 MAX_DIMS: Final = 8
 #: Maximum length in bytes of the description of an output's structure (:func:`describe`).
-MAX_STRUCTURE_BYTES: Final = 1024
+MAX_STRUCTURE_BYTES: Final = 4096
 #: Dtypes by their number in a message. The number 255 stands for any other dtype.
 DTYPES: Final[tuple[torch.dtype, ...]] = (
     *(torch.float32, torch.float16, torch.bfloat16, torch.float64),
