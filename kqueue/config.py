@@ -257,7 +257,8 @@ def networks(value: str) -> list[IPv4Network | IPv6Network]:
 def _require(value: SecretStr | None, name: str, home: Path) -> str:
     if value is None:
         raise ConfigError(
-            f"no fleet found: set {name}, or start one on this machine with `kqueue up` (none runs under {home})"
+            f"no fleet found: set {name}, or start one on this machine with `kqueue up` (none runs under {home}: "
+            "set KQUEUE_HOME if its folder is another one)"
         )
     return value.get_secret_value()
 

@@ -121,11 +121,18 @@ class Duel(BaseModel, InNotebooks):
             "failed": f"{name} wins, because {failed}",
             "equal": f"equal within the limit, {sure}: {measured}",
             "rounds": f"no decision: {measured}",
-            "void": f"no decision, because most rounds had no comparable times: {measured}",
+            "void": f"no decision, because most rounds had no comparable times: {measured}{self._advice}",
             "both_failed": f"no winner, because {failed}",
             "problem": "no winner, because the problem failed",
             "cancelled": f"cancelled: {measured}",
         }[self.reason]
+
+    @property
+    def _advice(self) -> str:
+        """The remedy if one kernel was timed by its own clock and the other one by the judge's, else empty."""
+        if "other clock" not in self.voids:
+            return ""
+        return ". Try a less busy machine, or larger inputs: above 0.5 ms on a GPU, 5 ms on a CPU, one clock counts"
 
 
 def state(

@@ -206,7 +206,8 @@ def _times(verdict: Result) -> Iterator[str]:
         f"{runtime.q3_ms:.4g} ms, {clock})."
     )
     if verdict.baseline is not None:
-        speedup = "" if verdict.speedup is None else f": speedup {verdict.speedup:.3g}x"
+        times, interval = verdict.speedup, span(verdict.speedup_interval)
+        speedup = "" if times is None else f": speedup {ratio(times)}{interval}"
         yield f"Reference: {verdict.baseline.median_ms:.4g} ms{speedup}."
 
 

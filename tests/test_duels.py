@@ -90,6 +90,8 @@ def test_ends() -> None:
     assert (now.rounds, now.due, now.reason) == (1, 9, None)
     assert now.voids == {"worker_lost": 1, "other clock": 1, "no time": 1, "other device": 1}
     assert end(*[(good, lost)] * 6).reason == "void"
+    assert "larger inputs" not in end(*[(good, lost)] * 6).message
+    assert "larger inputs" in end(*[(good, trial(clock="gpu_clock"))] * 6).message
     # Equal times without any spread have no winner.
     assert end(*[(good, good)] * 40).reason == "rounds"
     assert end(*[(good, trial(1.01))] * 10).winner == "b"

@@ -154,10 +154,13 @@ async def begin(request: Request, actor: Actor, evaluation_id: UUID) -> Response
     return RedirectResponse(f"/evaluations/{evaluation_id}/autopsy", 303)
 
 
-@router.get("/evaluations/{evaluation_id}/autopsy")
-async def autopsy(request: Request, viewer: Viewer, evaluation_id: UUID) -> Response:
-    """Show an evaluation's autopsy."""
+@router.get("/evaluations/{name}/autopsy")
+async def autopsy(request: Request, viewer: Viewer, name: str) -> Response:
+    """Show the autopsy of an evaluation, given by its id or the id's first digits."""
     gateway: Gateway = request.app.state.gateway
+    evaluation_id = await gateway.read(reports.resolve_id, name)
+    if str(evaluation_id) != name:
+        return RedirectResponse(f"/evaluations/{evaluation_id}/autopsy", 303)
     detail = await gateway.read(reports.show, evaluation_id)
     running = of(request, evaluation_id)
     program = running.report.repro if running and running.report else None

@@ -273,7 +273,7 @@ def test_words_for_a_right_kernel(floor_ms: float, limit: str) -> None:
     for words in (
         "CORRECT",
         "Runtime: 2 ms (median of 17 calls",
-        "Reference: 3 ms: speedup 1.5x.",
+        "Reference: 3 ms: speedup 1.50x.",
         f"1500 bytes at 4000.0 GB/s) takes {floor_ms} ms, {floor_ms / 2:.0%} of the runtime",
         limit,
         "kernels of its own source 98%",

@@ -41,6 +41,7 @@ def test_a_failure_is_shrunk(browser: httpx.Client, engine: Engine, worker_id: U
     address = f"/evaluations/{wrong}/autopsy"
     assert "<button>Autopsy" in browser.get(f"/evaluations/{wrong}").text
     assert "has no autopsy of it" in browser.get(address).text
+    assert browser.get(f"/evaluations/{str(wrong)[:8]}/autopsy").headers["location"] == address
     assert browser.get(f"{address}/repro.py").status_code == 404
     assert browser.post(address, headers=OWN_FORM).headers["location"] == address
     assert f'data-live="/live{address}"' in browser.get(address).text
