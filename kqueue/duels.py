@@ -53,7 +53,8 @@ Reason = Literal["faster", "failed", "equal", "rounds", "void", "both_failed", "
 class Trial:
     """The part of a verdict that counts in a duel.
 
-    ``clock`` is the clock of the time, and ``device`` the model of the device, None for a local judge.
+    ``clock`` is the clock of the time, and ``device`` the model of the device, None for a local judge. ``interval`` is
+    the speedup's, or None if it is unknown.
     """
 
     category: Category
@@ -61,6 +62,7 @@ class Trial:
     clock: tuple[str, bool] | None
     device: str | None
     label: str | None = None
+    interval: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, result: Result) -> Self:
@@ -68,7 +70,7 @@ class Trial:
         environment = getattr(result, "environment", None)
         clock = None if result.runtime is None else (result.runtime.basis, result.runtime.is_fine)
         device, label = environment and environment.device, getattr(result, "kernel_label", None)
-        return cls(result.category, result.speedup, clock, device, label)
+        return cls(result.category, result.speedup, clock, device, label, result.speedup_interval)
 
 
 class Duel(BaseModel, InNotebooks):
@@ -93,7 +95,8 @@ class Duel(BaseModel, InNotebooks):
     rounds: int = 0
     """Number of rounds with a value."""
     voids: dict[str, int] = {}
-    """Numbers of rounds without one, by reason: a category, `no time`, `other clock` or `other device`."""
+    """Numbers of rounds without one, by reason: a category, `no time`, `other device`, or `other clock`: the kernels were
+    timed by two clocks, and the intervals of their speedups overlap."""
     most: int = MOST
     """Number of rounds with a value at which the duel ends."""
     due: int = 0
@@ -129,7 +132,7 @@ class Duel(BaseModel, InNotebooks):
 
     @property
     def _advice(self) -> str:
-        """The remedy if one kernel was timed by its own clock and the other one by the judge's, else empty."""
+        """The remedy if the kernels were timed by two clocks, else empty."""
         if "other clock" not in self.voids:
             return ""
         return ". Try a less busy machine, or larger inputs: above 0.5 ms on a GPU, 5 ms on a CPU, one clock counts"
@@ -348,6 +351,14 @@ def _value(a: Trial | None, b: Trial | None) -> float | str:
         return str(lost[0])
     if a.speedup is None or b.speedup is None:
         return "no time"
-    if a.clock != b.clock:
-        return "other clock"
-    return "other device" if a.device != b.device else math.log(b.speedup / a.speedup)
+    if a.device != b.device:
+        return "other device"
+    if a.clock == b.clock:
+        return math.log(b.speedup / a.speedup)
+    # Two clocks differ by a part of their errors. So only the least difference that both intervals allow counts.
+    if a.interval is not None and b.interval is not None:
+        if b.interval[0] > a.interval[1]:
+            return math.log(b.interval[0] / a.interval[1])
+        if a.interval[0] > b.interval[1]:
+            return math.log(b.interval[1] / a.interval[0])
+    return "other clock"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -92,6 +93,14 @@ def test_ends() -> None:
     assert end(*[(good, lost)] * 6).reason == "void"
     assert "larger inputs" not in end(*[(good, lost)] * 6).message
     assert "larger inputs" in end(*[(good, trial(clock="gpu_clock"))] * 6).message
+    # By two clocks, only the least difference that the intervals allow counts.
+    slow = replace(trial(1.0, clock="gpu_clock"), interval=(0.8, 1.25))
+    fast, close = (replace(trial(speedup), interval=(speedup / 1.25, speedup * 1.25)) for speedup in (4.0, 1.5))
+    now = end(*[(slow, fast)] * 10)
+    assert now.winner == "b"
+    assert now.ratio == pytest.approx(3.2 / 1.25)
+    assert end(*[(fast, slow)] * 10).winner == "a"
+    assert end(*[(slow, close)] * 6).voids == {"other clock": 6}
     # Equal times without any spread have no winner.
     assert end(*[(good, good)] * 40).reason == "rounds"
     assert end(*[(good, trial(1.01))] * 10).winner == "b"
