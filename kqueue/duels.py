@@ -95,8 +95,8 @@ class Duel(BaseModel, InNotebooks):
     rounds: int = 0
     """Number of rounds with a value."""
     voids: dict[str, int] = {}
-    """Numbers of rounds without one, by reason: a category, `no time`, `other device`, or `other clock`: the kernels were
-    timed by two clocks, and the intervals of their speedups overlap."""
+    """Numbers of rounds without one, by reason: a category, `no time`, `other device`, or `other clock`, if the kernels
+    were timed by two clocks and the intervals of their speedups overlap."""
     most: int = MOST
     """Number of rounds with a value at which the duel ends."""
     due: int = 0
