@@ -362,11 +362,12 @@ def main() -> None:
         rounds: list[dict[str, Any]] = []
         scopes = {"": [tokens.Scope.READ, tokens.Scope.READ_ALL], "held_": [tokens.Scope.READ]} if options.held else {}
         secrets = {who: tokens.create(engine, "benchmark", own)[1] for who, own in scopes.items()}
-        of_store = store(postgres.url, options.times) if options.held else None
         with served(config) as url, busy(options.busy):
             for _ in range(options.rounds):
                 found = measure(url, addresses, options.times, secrets)
                 rounds.append({"load_average": [round(load, 2) for load in os.getloadavg()], "pages": found})
+        # Last, because it adds rows of which Postgres has no statistics yet.
+        of_store = store(postgres.url, options.times) if options.held else None
         with engine.connect() as connection:
             counted = connection.execute(
                 text("SELECT (SELECT count(*) FROM verdicts), (SELECT count(*) FROM problems)")
