@@ -135,7 +135,7 @@ class Duel(BaseModel, InNotebooks):
         """The remedy if the kernels were timed by two clocks, else empty."""
         if "other clock" not in self.voids:
             return ""
-        return ". Try a less busy machine, or larger inputs: above 0.5 ms on a GPU, 5 ms on a CPU, one clock counts"
+        return ". Try a less busy machine, or larger inputs: from 0.5 ms on a GPU, 5 ms on a CPU, one clock times both"
 
 
 def state(
@@ -355,7 +355,7 @@ def _value(a: Trial | None, b: Trial | None) -> float | str:
         return "other device"
     if a.clock == b.clock:
         return math.log(b.speedup / a.speedup)
-    # Two clocks differ by a part of their errors. So only the least difference that both intervals allow counts.
+    # Two clocks can have different errors, so the round counts with the smallest difference that both intervals allow.
     if a.interval is not None and b.interval is not None:
         if b.interval[0] > a.interval[1]:
             return math.log(b.interval[0] / a.interval[1])

@@ -183,7 +183,6 @@ def print_result(result: Outcome | Verdict, kernel: str, fields: Mapping[str, ob
         all_of_log: print the whole log, not only its last lines.
     """
     from kqueue import feedback
-    from kqueue.autopsy.shrink import refused
     from kqueue.contract import Verdict
 
     console().print(category_text(result.category, result.blame), end="")
@@ -199,8 +198,11 @@ def print_result(result: Outcome | Verdict, kernel: str, fields: Mapping[str, ob
         **fields,
     )
     _print_block("in words", feedback.describe(result, kernel))
-    if isinstance(result, Verdict) and refused(result) is None:
-        console().print(f"`kqueue autopsy {result.evaluation_id}` shrinks this failure to its smallest input")
+    if isinstance(result, Verdict) and not result.passed:
+        from kqueue.autopsy.shrink import refused
+
+        if refused(result) is None:
+            console().print(f"`kqueue autopsy {result.evaluation_id}` shrinks this failure to its smallest input")
     # Findings that ended the evaluation are among its facts.
     if findings := result.evidence.findings or result.facts.findings:
         _print_block("findings", "\n".join(map(finding, findings)))

@@ -1,4 +1,4 @@
-"""Find the owner of a session in a third of the time: policies and defaults of columns do so for nearly every query."""
+"""Find the owner of a session faster, because policies and defaults of columns do it in nearly every query."""
 
 from __future__ import annotations
 

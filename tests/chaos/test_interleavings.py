@@ -37,7 +37,7 @@ ACTS = {"cancel": 4, "kill a process": 4, "kill a worker": 0.3, "claim and fall 
     ],
 )
 def test_two_hundred_acts_in_random_order(services: Any, start_fleet: Any, whole: Any, seed: int, true: bool) -> None:
-    """None is lost or doubled: a verdict is `cancelled` if a cancellation succeeded, else that of the last attempt."""
+    """Each evaluation has one verdict: `cancelled` if it was cancelled, otherwise the category of its last attempt."""
     choose, gone, acts = random.Random(seed), uuid4(), Counter[str]()
     fleet = start_fleet(slots=3, true=true)
     registry.register(services.engine, id=gone, name="cpu@gone", host="gone", pid=1, lanes=["cpu"], device="cpu")

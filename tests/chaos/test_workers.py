@@ -189,9 +189,9 @@ def test_the_databases_clock_may_jump(tmp_path: Path, monkeypatch: pytest.Monkey
                 before = services.rows("SELECT now() AS at")[0].at
                 clock.jump(seconds)
                 assert abs((services.rows("SELECT now() AS at")[0].at - before).total_seconds()) > 3000
-                whole = Whole(services)
-                attempts = [a for a in whole(running, waiting, retried) if a.category != "passed"]
-                assert {a.written_by for a in attempts} <= {"sweeper", "judge"}
+                attempts = [a for a in Whole(services)(running, waiting, retried) if a.category != "passed"]
+                ended = {(a.category, a.written_by) for a in attempts}
+                assert ended <= {("gpu_unhealthy", "judge"), ("worker_lost", "sweeper")}
             assert fleet.process.poll() is None
         services.engine.dispose()
         services.app.close()

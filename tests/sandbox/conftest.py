@@ -11,7 +11,7 @@ from kqueue.config import load
 from tests.sandbox.fleets import Fleet, started
 from workers.judge.host import uids
 
-#: Uid of a user without an entry in /etc/passwd. It is not nobody's, which a process has in a namespace without a map.
+#: Uid of a user without an entry in /etc/passwd. With 65534 (nobody) a user namespace without a map would not show.
 _ORDINARY = 12345
 
 

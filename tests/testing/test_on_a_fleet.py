@@ -7,7 +7,7 @@ import io
 import os
 import signal
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
@@ -180,39 +180,39 @@ WHERE e.batch = (SELECT batch FROM evaluations ORDER BY submitted_at DESC LIMIT 
 """
 
 
-def members(name: str, **fields: Any) -> Iterator[tarfile.TarInfo]:
-    member = tarfile.TarInfo(name)
+def member(name: str, **fields: Any) -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
     for field, value in fields.items():
-        setattr(member, field, value)
-    yield member
+        setattr(made, field, value)
+    return made
 
 
 @pytest.mark.parametrize(
     ("added", "category"),
     [
-        (lambda: members("../../outside"), "invalid_problem"),
-        (lambda: members("/tmp/kqueue-outside"), "passed"),  # unpacked below the repository
-        (lambda: members("link", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "invalid_problem"),
-        (lambda: members("link", type=tarfile.SYMTYPE, linkname="../../order.json"), "invalid_problem"),
-        (lambda: members("link", type=tarfile.LNKTYPE, linkname="../order.json"), "invalid_problem"),
-        (lambda: members("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3), "invalid_problem"),
-        (lambda: members("pipe", type=tarfile.FIFOTYPE), "invalid_problem"),
-        (lambda: (one for each in range(10_000) for one in members(f"{each}")), "passed"),
-        (lambda: (one for each in range(25_000) for one in members(f"{each}")), "output_limit"),
-        (lambda: members("large", size=256 << 20), "output_limit"),
+        (lambda: [member("../../outside")], "invalid_problem"),
+        (lambda: [member("/tmp/kqueue-outside")], "passed"),  # unpacked below the repository
+        (lambda: [member("link", type=tarfile.SYMTYPE, linkname="/etc/passwd")], "invalid_problem"),
+        (lambda: [member("link", type=tarfile.SYMTYPE, linkname="../../order.json")], "invalid_problem"),
+        (lambda: [member("link", type=tarfile.LNKTYPE, linkname="../order.json")], "invalid_problem"),
+        (lambda: [member("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3)], "invalid_problem"),
+        (lambda: [member("pipe", type=tarfile.FIFOTYPE)], "invalid_problem"),
+        (lambda: (member(f"{number}") for number in range(10_000)), "passed"),
+        (lambda: (member(f"{number}") for number in range(25_000)), "output_limit"),
+        (lambda: [member("large", size=256 << 20)], "output_limit"),
     ],
     ids=["parent", "absolute", "link", "link to the parent", "hard link", "device", "pipe", "many", "too many", "bomb"],
 )
 def test_each_hostile_archive_ends_in_one_category(
-    fleet: LocalFleet, tmp_path: Path, added: Callable[[], Iterator[tarfile.TarInfo]], category: str
+    fleet: LocalFleet, tmp_path: Path, added: Callable[[], Iterable[tarfile.TarInfo]], category: str
 ) -> None:
-    """What is unpacked lies in the sealed process's folder, and is bounded."""
+    """Files are unpacked into the sealed process's folder only, and their number and size are limited."""
     request = suite_of(tmp_path, "def test_it(): pass\n", names=["test_it"], limits={"scratch_bytes": 64 << 20})
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:xz", preset=1) as tar:
         tar.add(tmp_path / "test_a.py", "test_a.py")
-        for member in added():
-            tar.addfile(member, Zeros())
+        for one in added():
+            tar.addfile(one, Zeros())
     problem = TESTS_LINE + base64.encodebytes(packed.getvalue()).decode()
     with fleet.client() as kq:
         verdict = kq.evaluate(request.model_copy(update={"problem": problem, "lane": "cpu"}))

@@ -29,7 +29,7 @@ MEASURES: Final = {
     "devices": "use Linux 6.10 or later with Landlock",
     "scopes": "use Linux 6.12 or later with Landlock",
     "gpu_nodes": "install nvidia-ml-py, and give the fleet GPUs by CUDA_VISIBLE_DEVICES or KQUEUE_GPUS",
-    "user_namespace": "needed only by a fleet that is not root: set kernel.unprivileged_userns_clone",
+    "user_namespace": "set kernel.unprivileged_userns_clone, or run the fleet as root",
     "network_namespace": "give the fleet CAP_SYS_ADMIN, or allow user namespaces",
     "ipc_namespace": "give the fleet CAP_SYS_ADMIN, or allow user namespaces",
     "cgroup_memory": "make the fleet's cgroup writable: Delegate=yes in its systemd unit",
