@@ -216,7 +216,7 @@ def test_a_failure_is_told_with_its_places(served: Served, browser: httpx.Client
 
 def test_held_out_shapes_are_shown_by_their_results_only(served: Served, browser: httpx.Client, judge) -> None:
     """No page, file or search shows their arguments, and the evaluation's page has a row for each shape."""
-    problem = 'SHAPES = [{"args": {"n": 8}}, {"args": {"n": 4097}, "held_out": True}]\ndef get_inputs(n): ...\n'
+    problem = 'SHAPES = [{"args": {"n": 8}}, {"args": {"n": 40970001}, "held_out": True}]\ndef get_inputs(n): ...\n'
     rows = (
         ShapeResult(name="n=8", held_out=False, weight=2, category=Category.PASSED, speedup=3.25, checks=7),
         ShapeResult(name="held out 1", held_out=True, weight=1, category=Category.PASSED, speedup=1.25),
@@ -233,8 +233,8 @@ def test_held_out_shapes_are_shown_by_their_results_only(served: Served, browser
         texts.append(api.get(f"/v1/problems/{problem_hash}").raise_for_status().text)
     for shown_text in texts:
         assert "get_inputs" in shown_text
-        assert "4097" not in shown_text
-    assert "None." in shown(browser, "/search?q=4097")
+        assert "40970001" not in shown_text
+    assert "None." in shown(browser, "/search?q=40970001")
 
 
 def test_a_kernel_is_examined(served: Served, browser: httpx.Client, judge, engine: Engine) -> None:
