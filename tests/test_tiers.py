@@ -1,4 +1,4 @@
-"""A quick test cannot start a service, and no test module imports another."""
+"""A quick test cannot start a service, no test module imports another, and planted faults fit the code."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+
+from tests.planted.faults import FAULTS, Fault
 
 TESTS = Path(__file__).parent
 #: Import of a module of tests or a conftest.
@@ -55,3 +57,10 @@ def test_no_test_is_imported() -> None:
             if isinstance(node, ast.ImportFrom):
                 names = [f"{'.' * node.level}{node.module or ''}.{name}" for name in names]
             assert not any(map(OF_TESTS.search, names)), path
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_fits_the_code(fault: Fault) -> None:
+    """Its text is once in the code, and its tests exist."""
+    assert (TESTS.parent / fault.path).read_text().count(fault.before) == 1
+    assert all((TESTS.parent / test.partition("::")[0]).exists() for test in fault.tests)
