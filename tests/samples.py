@@ -83,6 +83,14 @@ def passed(**fields: Any) -> Outcome:
     return Outcome(category=Category.PASSED, **least | fields)
 
 
+def timed(ms: float) -> Outcome:
+    """Return the outcome of a right kernel and a reference of 1 ms, both with intervals of 10 % on either side."""
+    runtime, baseline = (
+        measurement(one).model_copy(update={"low_ms": one * 0.9, "high_ms": one * 1.1}) for one in (ms, 1.0)
+    )
+    return passed(runtime=runtime, baseline=baseline)
+
+
 def examined(name: str) -> Outcome:
     """Return the outcome of a right kernel with reports of tools, all of whose texts contain ``name``."""
     finding = SanitizerFinding(

@@ -69,9 +69,10 @@ STATUSES: dict[type[KqueueError], int] = {
 }
 
 #: Commands whose exit status is an answer. If their output is not read to its end, they exit as for a broken pipe.
-_ANSWERING: Final = frozenset(
-    {"judge", "submit", "wait", "watch", "duel", "kernelbench", "autopsy", "sanitize", "doctor", "verify", "replay"}
-)
+_ANSWERING: Final = {
+    "judge", "submit", "wait", "watch", "duel", "kernelbench", "autopsy", "sanitize", "compare", "doctor", "verify",
+    "replay",
+}  # fmt: skip
 #: Commands that continue if their output is not read.
 _SERVING: Final = frozenset({"up", "worker", "serve", "mcp"})
 #: Exit status if the output cannot be written.
@@ -137,6 +138,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "status": status.status,
     "show": show.show,
     "results": results.results,
+    "compare": results.compare,
     "cancel": results.cancel,
     "cost": results.cost,
     "export": export.export,

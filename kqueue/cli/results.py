@@ -1,4 +1,4 @@
-"""`kqueue results`, `cancel` and `cost`: list, end and sum up evaluations that conditions select."""
+"""`kqueue results`, `compare`, `cancel` and `cost`: list, compare, end and sum up evaluations."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from kqueue.store.reports import Cost, Listed
     from kqueue.store.reports.boards import Placed
+    from kqueue.store.reports.changes import Changes, Judged, Pair
 
 #: Fields that select evaluations.
 _FIELDS: Final = ("backend", "problem", "batch", "lane", "priority", "producer")
@@ -127,7 +128,7 @@ _RANKED: Final[Columns[Placed]] = {
 }
 
 
-def _speedup(row: Listed | Placed) -> str:
+def _speedup(row: Listed | Placed | Judged) -> str:
     return ratio(row.speedup) + span((row.speedup_low, row.speedup_high))
 
 
@@ -152,6 +153,52 @@ def conditions(where: Iterable[str], options: Mapping[str, str | None], among: S
             raise InvalidRequest(f"unknown {field} {value!r}: {fix}")
         asked[field] = kinds.get(field, str)(value)
     return asked
+
+
+# compare ---------------------------------------------------------------------------------------------
+
+
+def compare(
+    before: Annotated[str, typer.Argument(metavar="FIRST", help="The name of a batch.")],
+    after: Annotated[str, typer.Argument(metavar="SECOND", help="The name of a later batch.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one record with all `pairs`.")] = False,
+) -> None:
+    """Show what changed between two batches: broken, fixed, slower and faster kernels. Exit with 1 if one broke."""
+    from kqueue.store.reports.changes import Change, changes
+
+    with database("compare") as engine:
+        found = changes(engine, before, after)
+
+    def show(found: Changes) -> None:
+        listed = (Change.BROKE, Change.SLOWER, Change.FIXED, Change.FASTER)
+        rows = [pair for change in listed for pair in found.pairs if pair.change is change]
+        table(_CHANGES, empty="no kernel broke, was fixed, or became slower or faster")(rows)
+        counts = ", ".join(f"{number} {change}" for change, number in found.counts.items())
+        print(counts or "no problem is in both batches")
+        print(f"geometric mean of the ratios: {ratio(found.mean) or 'unknown'}")
+        print(f"problems of the first batch only: {found.only_first}, of the second only: {found.only_second}")
+
+    def record(found: Changes) -> dict[str, Any]:
+        pairs = [{"change": pair.change, "ratio": pair.ratio, **asdict(pair)} for pair in found.pairs]
+        return {**asdict(found), "pairs": pairs, "counts": found.counts, "mean": found.mean}
+
+    emit(found, show, as_json=as_json, record=record)
+    if Change.BROKE in found.counts:
+        raise typer.Exit(1)
+
+
+_CHANGES: Final[Columns[Pair]] = {
+    "change": lambda pair: pair.change,
+    "problem": lambda pair: pair.second.problem_label or pair.second.problem_hash[:12],
+    "kernel": lambda pair: pair.label or pair.second.kernel_label,
+    "first": lambda pair: str(pair.first.evaluation_id)[:8],
+    "second": lambda pair: str(pair.second.evaluation_id)[:8],
+    "category": lambda pair: category_text(str(pair.second.category), str(pair.second.category.blame)),
+    "first speedup": lambda pair: _speedup(pair.first),
+    "second speedup": lambda pair: _speedup(pair.second),
+    "ratio": lambda pair: ratio(pair.ratio),
+    "message": lambda pair: message_cell(pair.second.message, None),
+}
 
 
 # cancel ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`kqueue status`, `show`, `results` and `cancel`."""
+"""`kqueue status`, `show`, `results`, `compare` and `cancel`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kqueue.contract import Outcome, Phase
 from kqueue.evidence import Evidence, Facts
 from kqueue.store import evaluations
 from tests.cli.command import PROBLEM, Cli, judge, submit
-from tests.samples import ended, measurement, passed
+from tests.samples import ended, measurement, passed, timed
 from tests.store.steps import change
 
 #: Hostile output of a candidate: colours, a title, a bell, reversed text, markup.
@@ -268,3 +268,27 @@ def test_two_evaluations_are_compared(cli: Cli, engine: Engine, worker: UUID) ->
     assert "+# fast" in record["diff"]
     assert "the sources are the same" in cli("diff", str(slow), str(slow)).stdout
     assert cli("diff", str(slow), "ffffffff").returncode == 5
+
+
+def test_two_batches_are_compared(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """Changed kernels are listed, the broken ones first, and the status is 1 if one broke."""
+    times = {"slower": (1.0, 2.0), "same": (1.0, 1.0), "fixed": (None, 1.0), "broken": (1.0, None)}
+    for number, batch in enumerate(("monday", "tuesday", "wednesday")):
+        submit(engine, *times, batch=batch)
+        ms = {label: both[min(number, 1)] for label, both in times.items()}
+        judge(engine, worker, lambda label, ms=ms: timed(ms[label]) if ms[label] else hostile(label))
+    done = cli("compare", "monday", "tuesday")
+    assert done.returncode == 1, done.stderr
+    assert [line.split()[:3] for line in done.stdout.splitlines() if "relu" in line] == [
+        ["broke", "relu", "broken"],
+        ["slower", "relu", "slower"],
+        ["fixed", "relu", "fixed"],
+    ]
+    assert "1 broke, 1 fixed, 1 slower, 1 same\ngeometric mean of the ratios: 0.71x\n" in done.stdout
+    assert_harmless(done.stdout)
+    [record] = cli.told("compare", "monday", "tuesday", status=1)
+    assert {pair["label"]: pair["change"] for pair in record["pairs"]} == {
+        "slower": "slower", "same": "same", "fixed": "fixed", "broken": "broke",
+    }  # fmt: skip
+    assert "no kernel broke" in cli("compare", "tuesday", "wednesday").stdout
+    assert cli("compare", "monday", "none").returncode == 5

@@ -18,7 +18,7 @@ from kqueue.store import tokens
 from kqueue.store.reports.changes import Change, changes
 from kqueue.web import batches
 from tests.http.standin import Served
-from tests.samples import ended, measurement, passed, request_fields
+from tests.samples import ended, request_fields, timed
 from tests.store.steps import change
 from tests.web.reading import HOSTILE, Elements, drawn, judged, shown, took
 from tests.web.visiting import visitor
@@ -102,13 +102,6 @@ def test_two_batches_are_compared(
     served: Served, browser: httpx.Client, judge: Judge, engine: Engine, token: Callable[..., str]
 ) -> None:
     """The page shows what broke, what was fixed, speedups by problem and a mean, to their owner only."""
-
-    def timed(ms: float) -> Outcome:
-        runtime, baseline = (
-            measurement(one).model_copy(update={"low_ms": one * 0.9, "high_ms": one * 1.1}) for one in (ms, 1.0)
-        )
-        return passed(runtime=runtime, baseline=baseline)
-
     wrong = ended(Category.WRONG_VALUES, message=f"now wrong {HOSTILE}")
     results: dict[str, tuple[Outcome, Outcome]] = {
         "broke": (timed(0.5), wrong),
