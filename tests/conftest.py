@@ -26,6 +26,7 @@ from uuid import UUID, uuid4
 import hypothesis
 import pytest
 import redis
+import structlog
 from sqlalchemy import Engine, text
 
 from kqueue.config import Config, load
@@ -39,6 +40,8 @@ pytest_plugins = ["pytester", "tests.tiers", "tests.fleet.fixtures", "tests.heal
 # On a busy machine an example takes any time.
 hypothesis.settings.register_profile("kqueue", deadline=None)
 hypothesis.settings.load_profile("kqueue")
+# Servers in the tests' process log at any time, and tests read what commands in the same process print.
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
 # A shell's background job ignores SIGINT, and all processes that the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
