@@ -261,15 +261,17 @@ class TestWait:
     def test_no_polling(self, client: Client, fields) -> None:
         """A waiting client sends no query."""
         ticket = client.submit(**fields())
+        engine, read = client._transport._engine, threading.Event()
         asked: list[str] = []
+        event.listen(engine, "checkin", lambda *_: read.set())
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(ticket.wait, 1.0)
-            time.sleep(0.3)
-            event.listen(client._transport._engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
-            with pytest.raises(WaitTimeout):
-                waiting.result()
-        assert asked == []
-        client.get(ticket.evaluation_id)
+            waiting = pool.submit(ticket.wait, 60)
+            assert read.wait(60), "it reads once, when it listens"
+            event.listen(engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
+            time.sleep(0.7)
+            assert asked == []
+            ticket.cancel()
+            assert waiting.result().category is Category.CANCELLED
         assert asked, "the test sees what a client asks"
 
     def test_survives_a_broken_connection(self, client: Client, server, database_url: str, judge, fields) -> None:
@@ -312,7 +314,7 @@ class TestWait:
             assert next(coming)[0] == ticket
         assert [v.log for v in client.wait_all(tickets, timeout=60)] == [fields(n)["kernel"] for n in range(3)]
         with pytest.raises(WaitTimeout, match="1 of 2"):
-            list(client.as_completed([tickets[0], client.submit(**fields(9))], timeout=0.3))
+            list(client.as_completed([tickets[0], client.submit(**fields(9))], timeout=2))
 
 
 @pytest.mark.usefixtures("judging")
@@ -377,7 +379,8 @@ class TestAsync:
         """`as_completed` yields in the order of verdicts, and a missing verdict is a WaitTimeout."""
         first, second = await client.submit_batch([fields(0), fields(1)])
         await asyncio.to_thread(judge, second.evaluation_id)
-        coming = client.as_completed([first, second], timeout=0.5)
+        assert (await second.wait(timeout=60)).passed  # it listens from now on
+        coming = client.as_completed([first, second], timeout=2)
         assert (await anext(coming))[0] == second
         with pytest.raises(WaitTimeout, match="1 of 2"):
             await anext(coming)

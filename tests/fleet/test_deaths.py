@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,12 +136,13 @@ def test_a_request_of_another_version_is_the_fleets_failure(services: Any, fleet
 
 def test_a_slow_database_delays_no_kill_and_loses_no_verdict(services: Any, fleet: Any, tmp_path: Path) -> None:
     """At the hard limit the judge is killed first. A worker that cannot record it ends and hands the attempt back."""
+    worker = fleet.live()[0].pid
     evaluation = services.submit(f"write {tmp_path / 'pid'} 600", time_limit=3)
     pid = int(services.until(lambda: _read(tmp_path / "pid")))
     with services.engine.begin() as connection:
         connection.execute(text("SELECT 1 FROM evaluations WHERE id = :id FOR UPDATE"), {"id": evaluation})
         services.until(lambda: not services.alive(pid))
-        time.sleep(2.5)
+        services.until(lambda: not services.alive(worker), what="the worker's end")
     Whole(services)(evaluation, category="worker_lost")
 
 
@@ -182,20 +182,24 @@ def test_a_revoked_running_task_is_a_cancelled_evaluation(services: Any, fleet: 
     Whole(services)(evaluation, category="cancelled")
 
 
-def test_a_revoked_queued_task_is_a_cancelled_evaluation(services: Any, fleet: Any) -> None:
+def test_a_revoked_queued_task_is_a_cancelled_evaluation(services: Any, fleet: Any, tmp_path: Path) -> None:
     """Flower's revoke button cancels a queued evaluation, which is not sent again."""
-    running = services.submit("sleep 1")
+    running = services.submit(f"gate {tmp_path / 'gate'}")
     services.started(running)
     queued = services.submit("ok")
     broker.revoke(services.app, queued)
+    # The worker takes orders in turn, so it has the first one when it answers the second.
+    assert services.app.control.inspect(timeout=60, limit=1).ping()
+    (tmp_path / "gate").touch()
     Whole(services)(queued, category="cancelled", attempts=0)
     Whole(services)(running, attempts=1)
 
 
-def test_a_cancelled_queued_evaluation_is_not_judged(services: Any, fleet: Any) -> None:
-    running = services.submit("sleep 0.5")
+def test_a_cancelled_queued_evaluation_is_not_judged(services: Any, fleet: Any, tmp_path: Path) -> None:
+    running = services.submit(f"gate {tmp_path / 'gate'}")
     services.started(running)
     queued = services.submit("ok")
     assert evaluations.cancel(services.engine, queued)
+    (tmp_path / "gate").touch()
     assert services.verdict(services.submit("ok")).passed
     assert services.attempts(queued) == []

@@ -110,11 +110,12 @@ def test_a_sick_gpu_is_quarantined_and_returns_when_it_has_passed(
     fake.ends("fail")
     first = services.submit("unhealthy-once", lane="gpu", attempts=3)
     [sick] = services.until(lambda: [n for n in (0, 1) if watcher.gpu(n).state == "quarantined"], what="a quarantine")
+    # It is tested again in 10 s.
+    assert (watcher.gpu(sick).reason, watcher.gpu(sick).failures) == ("computed 7", 2)
     assert services.verdict(first).passed
     assert services.attempts(first)[-1].worker_id == next(
         worker.id for worker in fleet.live() if worker.device == fake.uuids[1 - sick]
     )
-    assert (watcher.gpu(sick).reason, watcher.gpu(sick).failures) == ("computed 7", 2)
     assert watcher.paused(fleet, sick) == f"GPU {sick} is quarantined: computed 7"
     _test_now(services)
     services.until(lambda: watcher.gpu(sick).failures == 3, what="the test that heals, or does not")

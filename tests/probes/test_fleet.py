@@ -23,11 +23,12 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture(autouse=True)
 def _none_of_others(services: Services) -> None:
-    """Delete the probes of earlier fleets, whose verdicts would pause the next one."""
+    """Delete the probes of earlier fleets, whose verdicts would pause the next one, and their schedule."""
     probes.resume(services.engine, os.uname().nodename)
     evaluations.cancel_all(services.engine, [row.evaluation_id for row in services.rows("SELECT * FROM probes")])
     with services.engine.begin() as connection:
         connection.execute(text("DELETE FROM probes"))
+        connection.execute(text("DELETE FROM probe_lanes"))
 
 
 def submit(services: Services) -> Any:

@@ -116,6 +116,12 @@ def _sent(client: Client, kernel: str) -> Any:
     return client.submit(problem="p", kernel=kernel, backend="torch", lane="cpu")
 
 
+def _queues(flower: Flower) -> dict[str, list[str]]:
+    """Ask the workers for their queues through Flower. Return the answers of those that answered within a second."""
+    workers = flower.get("/api/workers?refresh=true").items()
+    return {name: [queue["name"] for queue in one["active_queues"]] for name, one in workers if "active_queues" in one}
+
+
 def test_a_whole_life_with_no_more_rights_than_these(house: House, fleet: Fleet, flower: Flower) -> None:
     """Submitting, judging, cancelling, listing, sweeping and Flower need no command that Redis refuses."""
     house.refusals()
@@ -142,7 +148,7 @@ def test_a_whole_life_with_no_more_rights_than_these(house: House, fleet: Fleet,
 
         # Flower shows, counts and cancels.
         until(lambda: flower.get("/api/tasks"), what="a task in Flower")
-        assert flower.get("/api/workers?refresh=true")
+        until(lambda: _queues(flower), what="a worker in Flower")
         assert {queue["name"] for queue in flower.get("/api/queues/length")["active_queues"]} == {LANE}
         for page in ("/", "/tasks", "/broker", f"/task/{lost.evaluation_id}", f"/worker/{fleet.live()[0].name}"):
             assert flower.text(page)
@@ -274,8 +280,7 @@ def test_forged_tables_do_not_blind_flower(house: House, flower: Flower, fleet: 
         for key in ("_kombu.binding.reply.celery.pidbox", "_kombu.binding_permanent.celeryev", "flower.unacked"):
             client.set(key, "x")
     [live] = fleet.live()
-    [queue] = flower.get("/api/workers?refresh=true")[live.name]["active_queues"]
-    assert queue["name"] == "kqueue.cpu"
+    until(lambda: _queues(flower) == {live.name: ["kqueue.cpu"]}, what="the worker's queue in Flower")
 
 
 #: Paths of pages, the API, metrics, files, and a missing page.

@@ -127,7 +127,7 @@ def test_everything_takes_it(place: Place) -> None:
         house.services.started(running.evaluation_id)
         assert running.cancel()
         until(lambda: not [w for w in fleet.live() if w.busy_with], what="the worker's freedom")
-        assert flower.get("/api/workers?refresh=true")
+        until(lambda: flower.get("/api/workers?refresh=true"), what="a worker in Flower")
         assert flower.get("/api/queues/length")
     assert doors.postgres.passed > before[0]
     assert doors.redis.passed > before[1]

@@ -86,7 +86,7 @@ def test_ended_attempts_are_charged_and_fade(engine: Engine, enqueue, claim) -> 
     one, two = enqueue(2, "a")
     for identity in (one, two):
         claimed = claim(identity)
-        change(engine, "UPDATE attempts SET started_at = now() - interval '10 s' WHERE ended_at IS NULL")
+        change(engine, "UPDATE attempts SET started_at = now() - interval '1000 s' WHERE ended_at IS NULL")
         finish(engine, claimed, PASSED)
         finish(engine, claimed, PASSED)
         change(engine, "UPDATE shares SET at = at - interval '300 s'")
@@ -94,7 +94,7 @@ def test_ended_attempts_are_charged_and_fade(engine: Engine, enqueue, claim) -> 
     with engine.connect() as connection:
         [row] = connection.execute(text("SELECT * FROM shares"))
     assert (row.producer, row.resource, row.priority) == ("a", "cpu", "batch")
-    assert (row.seconds, row.squares, row.ended) == pytest.approx((7.5, 75, 0.75), rel=0.05)
+    assert (row.seconds, row.squares, row.ended) == pytest.approx((750, 750_000, 0.75), rel=0.05)
     change(engine, "UPDATE shares SET at = at - interval '10 years'")
     evaluations.tally(engine)
     assert count(engine, "shares") == 0
