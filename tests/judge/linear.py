@@ -28,6 +28,11 @@ class ModelNew(torch.nn.Module):
         {body}
         return self.layer(x)
 """
+#: Statement that makes a call longer than the noise of a busy machine. The net time of a shorter call can be zero or
+#: less there, so it has no speedup.
+WAIT = "__import__('time').sleep(0.005)"
+#: The problem with that statement.
+WAITING = PROBLEM.replace("return self.layer(x)", f"{WAIT}\n        return self.layer(x)")
 QUICK = Settings(checks=2, timing=Timing(enabled=False))
 #: Statements that exceed the limits for files and bytes.
 FLOODS = [

@@ -7,12 +7,12 @@ import pytest
 from kqueue.categories import Category
 from kqueue.contract import Phase, Request, Settings, Timing
 from tests.judge import extension
-from tests.judge.linear import PROBLEM, QUICK, judge, right
+from tests.judge.linear import PROBLEM, QUICK, WAIT, WAITING, judge, right
 from tests.judge.rig import Rig
 
 pytestmark = pytest.mark.slow("judges several kernels")
 
-SHAPES = PROBLEM.replace("get_inputs():", "get_inputs(rows=4, size=8):").replace("randn(4, 8)", "randn(rows, size)")
+SHAPES = WAITING.replace("get_inputs():", "get_inputs(rows=4, size=8):").replace("randn(4, 8)", "randn(rows, size)")
 SHAPES = SHAPES.replace("get_init_inputs():", "get_init_inputs(size=8):").replace("return [8]", "return [size]")
 SHAPES += """
 SHAPES = [
@@ -27,7 +27,7 @@ def test_every_shape_is_checked_and_timed(rig: Rig) -> None:
     """Each has fresh processes, a baseline of its own, and a row in the evidence."""
     rig.backend.baselines.clear()
     top = "import os\nassert not os.path.exists('seen')\nopen('seen', 'w').close()\n"
-    outcome = judge(rig, right(top=top), Settings(checks=1, timing=Timing(calls=10, warmup=1)), SHAPES)
+    outcome = judge(rig, right(WAIT, top), Settings(checks=1, timing=Timing(calls=10, warmup=1, precision=0)), SHAPES)
     assert outcome.category is Category.PASSED, outcome.message
     known = outcome.evidence.shapes
     assert known is not None
