@@ -34,7 +34,7 @@ def admin_token(config: Config) -> str:
 def reserved() -> socket.socket:
     """Return a socket on a free port of loopback, where a server can listen, but which no process gets for port 0."""
     held = socket.socket()
-    # Linux lets several sockets with this option share a port while one of them listens.
+    # On Linux, sockets with this option can share a port, and at most one of them listens.
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))
     return held
