@@ -31,13 +31,21 @@ def admin_token(config: Config) -> str:
         engine.dispose()
 
 
+def reserved() -> socket.socket:
+    """Return a socket on a free port of loopback, where a server can listen, but which no process gets for port 0."""
+    held = socket.socket()
+    # On Linux, sockets with this option can share a port, and at most one of them listens.
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
+
+
 class Served:
     """A server on a free port of loopback."""
 
     def __init__(self, config: Config, log: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self._held = reserved()
+        self.port = self._held.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self._config = config
@@ -78,6 +86,7 @@ class Served:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        self._held.close()
 
 
 def command(config: Config, *words: str) -> tuple[int, str, str]:

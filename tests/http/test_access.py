@@ -45,7 +45,9 @@ def http(process: Process, token: Callable[..., str], worker_id: UUID) -> Iterat
 
 
 def records(log: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    """Return the complete lines. The server can write a further one at the same time."""
+    lines = log.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
 
 
 def line_of(process: Process, identity: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import copy
 import json
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,7 +90,9 @@ def test_alerts_rise_when_they_should() -> None:
 
 
 @pytest.fixture
-def prometheus(serve: Callable[[Config], Served], config: Config, token: Any, tmp_path: Path) -> Iterator[Any]:
+def prometheus(
+    serve: Callable[[Config], Served], config: Config, token: Any, port: int, tmp_path: Path
+) -> Iterator[Any]:
     """Run a real Prometheus that scrapes a fleet by the project's configuration. Return clients of both."""
     binary, served = program("prometheus"), serve(config)
     (tmp_path / "token").write_text(token("read"))
@@ -108,9 +109,7 @@ def prometheus(serve: Callable[[Config], Served], config: Config, token: Any, tm
     subprocess.run(
         [program("promtool"), "check", "config", tmp_path / "prometheus.yml"], check=True, capture_output=True
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{port}"
     words = [binary, f"--config.file={tmp_path / 'prometheus.yml'}", f"--web.listen-address={address}"]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen([*words, f"--storage.tsdb.path={tmp_path / 'data'}"], stdout=log, stderr=log)

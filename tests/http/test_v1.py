@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
@@ -290,13 +289,17 @@ class TestEvents:
         accepted = http.post("/v1/evaluations/batch", json={"entries": entries}).json()["evaluations"]
         ids = [entry["evaluation_id"] for entry in accepted]
         judge(ids[0])
+        open_ = ids[1:]
 
-        later = threading.Timer(0.5, lambda: [judge(identity) for identity in ids[1:]])
-        later.start()
+        def judging_the_rest(lines: Iterator[str]) -> Iterator[str]:
+            for line in lines:
+                yield line
+                while line == "event: progress" and open_:
+                    judge(open_.pop(0))
+
         with http.stream("GET", "/v1/batches/b/events") as stream:
             assert stream.headers["content-type"].startswith("text/event-stream")
-            events = events_of(stream.iter_lines())
-        later.join()
+            events = events_of(judging_the_rest(stream.iter_lines()))
         named = [event for event in events if "event" in event]
         verdicts = [json.loads(event["data"]) for event in named if event["event"] == "verdict"]
         assert [verdict["evaluation_id"] for verdict in verdicts] == ids
@@ -330,7 +333,7 @@ class TestEvents:
 
     def test_an_endless_one(self, serve: Callable[..., Served], config: Config, worker_id: UUID, fields) -> None:
         """It closes after a limit without `end`, so that a revoked token cannot follow for ever."""
-        with serve(config, app={"stream_s": 0.5}).client() as http:
+        with serve(config, app={"stream_s": 0.9}).client() as http:
             http.post("/v1/evaluations", json=fields(batch="b"))
             with http.stream("GET", "/v1/batches/b/events") as stream:
                 seen = [event["event"] for event in events_of(stream.iter_lines()) if "event" in event]

@@ -72,10 +72,12 @@ def test_the_http_server_ends_with_open_sessions(served: Served, token) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_wait_lives_through_a_restart(serve, config, worker_id, token, judge, queued, monkeypatch) -> None:
+async def test_a_wait_lives_through_a_restart(
+    serve, config, worker_id, token, judge, queued, port: int, monkeypatch
+) -> None:
     """Progress reports an unreachable fleet, and the verdict arrives after its return."""
     heard: list[str] = []
-    served = serve(config)
+    served = serve(config, port=port)
     monkeypatch.setenv("KQUEUE_URL", served.url)
     monkeypatch.setattr(fleet, "_RETRY_S", 0.3)
 
@@ -91,7 +93,7 @@ async def test_a_wait_lives_through_a_restart(serve, config, worker_id, token, j
         await until("waits:")
         await asyncio.to_thread(served.close)
         await until("cannot be reached")
-        await asyncio.to_thread(serve, config, port=served.port)
+        await asyncio.to_thread(serve, config, port=port)
         [identity] = queued()
         await asyncio.to_thread(judge, identity)
 

@@ -32,7 +32,7 @@ def test_costs_load_by_themselves(served: Served, browser: httpx.Client, judge: 
     evidence = Evidence(durations_s={"alone_measure": 90.0, "check": 1.0}, cpu_s={"judge": 30.0})
     judge(UUID(answer.raise_for_status().json()["evaluation_id"]), passed(evidence=evidence))
     judged(served, judge, problem_label=HOSTILE)
-    costly = "UPDATE attempts SET started_at = started_at - interval '600 s' WHERE payer = :payer"
+    costly = "UPDATE attempts SET started_at = ended_at - interval '600 s' WHERE payer = :payer"
     change(engine, costly, payer=f"token:{made.id}")
     page = shown(browser, "/cost")
     assert "<table" not in page

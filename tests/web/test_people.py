@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -377,11 +376,8 @@ def test_the_audit_log(served: Served, config: Config, engine: Engine, token, qu
 
 @NEEDS_CHROMIUM
 @pytest.mark.parametrize("width", [390, 1280])
-def test_in_a_browser(visit: Callable[..., Any], serve, config: Config, provider: Provider, worker_id, width) -> None:
+def test_in_a_browser(visit, serve, config: Config, provider: Provider, worker_id, port: int, width) -> None:
     """The provider is another site, so cookies and policies of the page must allow the way there and back."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
     page = f"http://127.0.0.1:{port}"
     given = {"oidc_issuer": provider.url.replace("127.0.0.1", "localhost")}
     serve(with_provider(config, provider, oidc_redirect_url=f"{page}/login/callback", **given), port=port)
