@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,21 @@ def starts_services(function: _F) -> _F:
 def starts_some(function: Callable[..., Any]) -> bool:
     """Return whether the function is marked with :func:`starts_services`."""
     return hasattr(function, _ATTRIBUTE)
+
+
+#: Sockets on the ports of :func:`free_port`, until the tests end.
+_held: Final[list[socket.socket]] = []
+
+
+def free_port() -> int:
+    """Return a free port of loopback. Servers can listen there, but no process gets it for port 0."""
+    held = socket.socket()
+    # On Linux, sockets with this option can share a port, and at most one of them listens.
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    _held.append(held)
+    port: int = held.getsockname()[1]
+    return port
 
 
 def start(service: Postgres | Valkey) -> None:

@@ -15,8 +15,7 @@ import redis
 from kqueue.local import servers
 from kqueue.local.servers import Postgres, Valkey
 from kqueue.store.engine import parse
-from tests.security.house import free_port
-from tests.services import with_schema
+from tests.services import free_port, with_schema
 from tests.waiting import until
 
 #: The name by which the Sentinel knows the primary.

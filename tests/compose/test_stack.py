@@ -23,7 +23,7 @@ from kqueue import RemoteClient
 from kqueue.categories import Category
 from tests.compose.program import CPU, ROOT, SECRETS, Compose
 from tests.gallery import gallery
-from tests.security.house import free_port
+from tests.services import free_port
 from tests.waiting import until
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(3600)]

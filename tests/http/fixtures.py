@@ -17,12 +17,10 @@ from kqueue.contract import Outcome
 from kqueue.http.app import create_app
 from kqueue.local.servers import Valkey
 from kqueue.store import roles, tokens
-from tests.http.serving import reserved
 from tests.http.standin import Served, end, worker_that_passes_all
 from tests.services import Server
 
-__all__ = ["application", "config", "database_url", "house", "judge", "judging", "login", "port", "serve", "served"]
-__all__ += ["token"]
+__all__ = ["application", "config", "database_url", "house", "judge", "judging", "login", "serve", "served", "token"]
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +66,6 @@ def serve(application: Callable[..., FastAPI]) -> Iterator[Callable[..., Served]
     yield start
     for served in running:
         served.close()
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    """A port for a server that starts later or again."""
-    with reserved() as held:
-        yield held.getsockname()[1]
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from functools import cached_property
@@ -19,6 +18,7 @@ from kqueue.config import Config
 from kqueue.errors import KqueueError
 from kqueue.store import tokens
 from kqueue.store.engine import connect
+from tests.services import free_port
 from tests.waiting import until
 
 
@@ -31,21 +31,11 @@ def admin_token(config: Config) -> str:
         engine.dispose()
 
 
-def reserved() -> socket.socket:
-    """Return a socket on a free port of loopback, where a server can listen, but which no process gets for port 0."""
-    held = socket.socket()
-    # On Linux, sockets with this option can share a port, and at most one of them listens.
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
-    return held
-
-
 class Served:
     """A server on a free port of loopback."""
 
     def __init__(self, config: Config, log: Path) -> None:
-        self._held = reserved()
-        self.port = self._held.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self._config = config
@@ -86,7 +76,6 @@ class Served:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        self._held.close()
 
 
 def command(config: Config, *words: str) -> tuple[int, str, str]:

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kqueue.config import Config
 from tests.http.standin import Served, submit
+from tests.services import free_port
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -90,9 +91,7 @@ def test_alerts_rise_when_they_should() -> None:
 
 
 @pytest.fixture
-def prometheus(
-    serve: Callable[[Config], Served], config: Config, token: Any, port: int, tmp_path: Path
-) -> Iterator[Any]:
+def prometheus(serve: Callable[[Config], Served], config: Config, token: Any, tmp_path: Path) -> Iterator[Any]:
     """Run a real Prometheus that scrapes a fleet by the project's configuration. Return clients of both."""
     binary, served = program("prometheus"), serve(config)
     (tmp_path / "token").write_text(token("read"))
@@ -109,7 +108,7 @@ def prometheus(
     subprocess.run(
         [program("promtool"), "check", "config", tmp_path / "prometheus.yml"], check=True, capture_output=True
     )
-    address = f"127.0.0.1:{port}"
+    address = f"127.0.0.1:{free_port()}"
     words = [binary, f"--config.file={tmp_path / 'prometheus.yml'}", f"--web.listen-address={address}"]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen([*words, f"--storage.tsdb.path={tmp_path / 'data'}"], stdout=log, stderr=log)

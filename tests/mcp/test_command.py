@@ -17,6 +17,7 @@ from kqueue.mcp import connection as fleet
 from tests.http.serving import command, problem_of
 from tests.http.standin import Served
 from tests.mcp.agents import COMMAND, Here, Http, over_http, told
+from tests.services import free_port
 
 GIVEN = {"problem": "class Model: ...", "kernel": "class ModelNew: ...", "backend": "torch"}
 
@@ -72,11 +73,10 @@ def test_the_http_server_ends_with_open_sessions(served: Served, token) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_wait_lives_through_a_restart(
-    serve, config, worker_id, token, judge, queued, port: int, monkeypatch
-) -> None:
+async def test_a_wait_lives_through_a_restart(serve, config, worker_id, token, judge, queued, monkeypatch) -> None:
     """Progress reports an unreachable fleet, and the verdict arrives after its return."""
     heard: list[str] = []
+    port = free_port()
     served = serve(config, port=port)
     monkeypatch.setenv("KQUEUE_URL", served.url)
     monkeypatch.setattr(fleet, "_RETRY_S", 0.3)

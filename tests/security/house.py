@@ -25,16 +25,10 @@ from kqueue.local.servers import Valkey
 from kqueue.store.models import Base
 from tests.chaos.family import below, words
 from tests.fleet.told import Services
+from tests.services import free_port
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    """Return a free loopback port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def answers(port: int) -> bool:

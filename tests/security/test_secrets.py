@@ -18,7 +18,8 @@ from sqlalchemy.engine import make_url
 
 from kqueue.client import Client
 from tests.fleet.told import fleets
-from tests.security.house import House, command_lines, free_port, running_flower, tables
+from tests.security.house import House, command_lines, running_flower, tables
+from tests.services import free_port
 from tests.waiting import until
 from workers.judge.host import linux
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.security.house import ROOT, free_port
+from tests.security.house import ROOT
+from tests.services import free_port
 
 # Every installed package is listed and looked up.
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]

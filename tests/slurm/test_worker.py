@@ -20,7 +20,7 @@ import pytest
 from kqueue import Client
 from kqueue.categories import Category
 from tests.fleet.told import Services
-from tests.security.house import free_port
+from tests.services import free_port
 from tests.waiting import alive, until
 from workers.judge.host import linux
 

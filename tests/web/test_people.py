@@ -22,6 +22,7 @@ from kqueue.store import audit, tokens
 from kqueue.web.app import create_app
 from tests.http.serving import command
 from tests.http.standin import Served, submit
+from tests.services import free_port
 from tests.store.steps import change
 from tests.web.browsing import NEEDS_CHROMIUM, violations
 from tests.web.visiting import HTML, OWN_FORM, stranger, visitor
@@ -376,8 +377,9 @@ def test_the_audit_log(served: Served, config: Config, engine: Engine, token, qu
 
 @NEEDS_CHROMIUM
 @pytest.mark.parametrize("width", [390, 1280])
-def test_in_a_browser(visit, serve, config: Config, provider: Provider, worker_id, port: int, width) -> None:
+def test_in_a_browser(visit: Callable[..., Any], serve, config: Config, provider: Provider, worker_id, width) -> None:
     """The provider is another site, so cookies and policies of the page must allow the way there and back."""
+    port = free_port()
     page = f"http://127.0.0.1:{port}"
     given = {"oidc_issuer": provider.url.replace("127.0.0.1", "localhost")}
     serve(with_provider(config, provider, oidc_redirect_url=f"{page}/login/callback", **given), port=port)
