@@ -213,6 +213,16 @@ def test_nothing_outlives_a_killed_supervisor(services: Any, fleet: Any, running
     assert [a.written_by for a in attempts] == ["sweeper", "judge"]
 
 
+def test_a_lease_is_renewed(services: Any, fleet: Any, tmp_path: Path) -> None:
+    """An evaluation can run for longer than its first lease."""
+    running = services.submit(f"gate {tmp_path / 'gate'}")
+    services.started(running)
+    [first] = services.attempts(running)
+    services.until(lambda: services.attempts(running)[0].lease_until > first.lease_until)
+    (tmp_path / "gate").touch()
+    Whole(services)(running, attempts=1)
+
+
 def test_a_warm_stop_lets_the_judge_finish(services: Any, fleet: Any) -> None:
     """After SIGTERM running evaluations end normally, queued ones stay queued, rows are closed, and processes end."""
     pids = [fleet.process.pid, _worker_pid(fleet), *linux.children(_worker_pid(fleet))]
