@@ -134,7 +134,7 @@ def _judged(engine: Engine, batch: str) -> list[Judged]:
     query = select(*shown).join(Evaluation, Evaluation.id == Verdict.evaluation_id)
     found = fetch(engine, Judged, query.where(Evaluation.batch == batch, REAL).limit(MOST + 1))
     if not found:
-        raise UnknownEvaluation(batch, what="the batch, or a verdict in it")
+        raise UnknownEvaluation(batch, what="a verdict in the batch")
     if len(found) > MOST:
         raise InvalidRequest(f"{batch} has more than {MOST} verdicts, which is the limit of a comparison")
     return found
