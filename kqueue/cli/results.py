@@ -180,7 +180,8 @@ def compare(
 
     def record(found: Changes) -> dict[str, Any]:
         pairs = [{"change": pair.change, "ratio": pair.ratio, **asdict(pair)} for pair in found.pairs]
-        return {**asdict(found), "pairs": pairs, "counts": found.counts, "mean": found.mean}
+        only = {"only_first": found.only_first, "only_second": found.only_second}
+        return {"pairs": pairs, "counts": found.counts, "mean": found.mean, **only}
 
     emit(found, show, as_json=as_json, record=record)
     if Change.BROKE in found.counts:

@@ -8,6 +8,7 @@ import sys
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Outcome, Request, Settings, Timing
+from tests.judge.linear import WAIT
 from tests.judge.rig import Rig
 from tests.judge.sources import problem
 from workers.judge.candidate import interpreter
@@ -61,9 +62,10 @@ def test_a_kernel_is_checked_and_not_timed_unless_asked_for(rig: Rig) -> None:
     assert outcome.evidence.checks is not None
     assert outcome.evidence.checks > 2
     assert outcome.log == ""
-    timed = judge(rig, _TOP + _MODEL, timing=Timing(calls=5, warmup=0, interpreter=True))
-    assert timed.runtime is not None, timed.message
-    assert timed.baseline is not None
+    slow = _MODEL.replace("return out", f"{WAIT}\n        return out")
+    waiting = problem(f"x: ({WAIT}, x.sum(-1))[1]", "return [torch.rand(4, 64)]")
+    timed = judge(rig, _TOP + slow, waiting, timing=Timing(calls=5, warmup=0, interpreter=True))
+    assert timed.speedup is not None, timed.message
     assert timed.evidence.untimed is None
 
 

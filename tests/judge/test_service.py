@@ -18,6 +18,7 @@ from kqueue import Config, InvalidRequest, JudgeUnavailable, LocalJudge
 from kqueue.config import load
 from kqueue.judging import guess_backend, request_of
 from tests.judge import extension
+from tests.judge.linear import WAIT
 from tests.judge.sources import problem
 from tests.waiting import until
 from workers.judge.host import holders, linux
@@ -90,10 +91,12 @@ def is_endless(pid: int) -> bool:
 
 
 def test_a_right_kernel_has_a_time(local: LocalJudge) -> None:
-    outcome = local(problem=PROBLEM, kernel=RIGHT, settings={"checks": 2, "timing": {"calls": 5, "precision": 0}})
+    waiting = problem(f"x: ({WAIT}, torch.relu(x))[1]", "return [torch.randn(64, 64)]")
+    kernel = KERNEL.format(f"{WAIT}; return torch.clamp(x, min=0)")
+    outcome = local(problem=waiting, kernel=kernel, settings={"checks": 2, "timing": {"calls": 5, "precision": 0}})
     assert outcome.passed, outcome.message
     assert outcome.runtime_ms is not None
-    assert outcome.baseline_ms is not None
+    assert outcome.speedup is not None
     assert local.machine.device == "cpu"
     assert local.machine.environment.torch
     assert local.doubts == []

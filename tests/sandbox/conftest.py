@@ -11,7 +11,8 @@ from kqueue.config import load
 from tests.sandbox.fleets import Fleet, started
 from workers.judge.host import uids
 
-#: Uid of a user without an entry in /etc/passwd. With 65534 (nobody) a user namespace without a map would not show.
+#: Uid of a user without an entry in /etc/passwd. It is not 65534, because every user has that uid in a user namespace
+#: without a map, and the tests could not see that the map is missing.
 _ORDINARY = 12345
 
 

@@ -201,7 +201,7 @@ class TestEnvironment:
     def test_a_worker_that_does_not_serve_counts_for_nothing(self, engine: Engine, fleet: Fleet) -> None:
         """The environment of a stopped, silent, paused or other lane's worker could be gone."""
         for number, gone in enumerate(
-            ("stopped_at = now()", "heartbeat_at = now() - interval '2 h'", "paused = 'x'", "lanes = '{gpu}'")
+            ("stopped_at = now()", "heartbeat_at = now() - interval '3601 s'", "paused = 'x'", "lanes = '{gpu}'")
         ):
             worker = fleet.worker()
             fleet.judged(worker, number=number)

@@ -148,7 +148,9 @@ def test_days_have_throughput_and_pass_rate(
     moved = "UPDATE summaries SET finished_at = :at WHERE evaluation_id = :id OR NOT :one"
     change(engine, moved, at=at, id=old, one=False)
     change(engine, moved, at=at - timedelta(days=20), id=old, one=True)
-    rows = list(csv.DictReader(io.StringIO(browser.get("/days?format=csv").text)))[:21]
+    rows = list(csv.DictReader(io.StringIO(browser.get("/days?format=csv").text)))
+    assert len(rows) in (21, 22)
+    rows = rows[:21]
     assert [row["day"] for row in rows] == [str(at.date() - timedelta(days=ago)) for ago in range(20, -1, -1)]
     assert [(row["passed"], row["failed"], row["not_judged"]) for row in (rows[0], rows[1], rows[-1])] == [
         ("1", "0", "0"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import secrets
 import textwrap
 from dataclasses import replace
 from typing import Any
@@ -123,17 +125,17 @@ MIXED = "return [torch.randn(512, 512), torch.randn(512, 512), torch.randint(2, 
 #: Rows of which most are masked.
 FEW = "m = torch.zeros(512, 1); m[::13] = 1; return [torch.randn(512, 512), m]"
 
-#: Forward, inputs, and the least and most share of their bytes. The share comes from a random sample of 24 values.
+#: Forward, inputs, and the least and most share of their bytes.
 NEEDS = {
     "mean": ("return x.mean()", MANY, 0.8, 1.0),
     "elementwise": ("return x * 2", MANY, 0.8, 1.0),
-    "half of the columns": ("return x[:, :256].sum(dim=1)", MANY, 0.01, 0.8),
+    "half of the columns": ("return x[:, :256].sum(dim=1)", MANY, 0.05, 0.65),
     "one row": ("return x[0]", MANY, 0.0, 0.05),
     "sorted": ("return x[:, -1]", "return [torch.rand(512, 512).sort(dim=1).values]", 0.0, 0.1),
     "cut off": ("return x[:1] + torch.relu(x - 2)", MANY, 0.0, 0.05),
     "a view": ("return x.t()", MANY, 0.0, 0.0),
     "random answers": ("return x + torch.randn(x.shape)", MANY, 0.0, 1.0),
-    "triangular": ("return x @ x", "return [torch.rand(512, 512).tril()]", 0.01, 0.8),
+    "triangular": ("return x @ x", "return [torch.rand(512, 512).tril()]", 0.05, 0.65),
     "symmetric": ("return x @ x", "a = torch.rand(512, 512); return [(a + a.T) / 2]", 0.4, 0.51),
     "repeated": ("return x.cumsum(1)", "a = torch.rand(512, 256); return [torch.cat((a, a), dim=1)]", 0.2, 0.25),
     "a table": ("return x * 2", "return [torch.ones(512, 512)]", 0.0, 0.0),
@@ -150,7 +152,9 @@ NEEDS = {
 
 
 @pytest.mark.parametrize("name", NEEDS)
-def test_what_must_be_read(name: str) -> None:
+def test_what_must_be_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The share comes from 24 positions. By chance, nearly all of them could be in one half.
+    monkeypatch.setattr(secrets, "randbits", random.Random(0).getrandbits)
     forward, inputs, least, most = NEEDS[name]
     made = loaded(forward, inputs, names="x, y=None, z=None")
     needed = sensitivity.needed_bytes(made, first_of(made), 0)
