@@ -39,6 +39,8 @@ LOG_TAIL_BYTES: Final = 16 << 10
 GIB: Final = 1 << 30
 #: Maximum value of limits in bytes, which the control groups and counters that enforce them can represent.
 _MOST_BYTES: Final = 1 << 50
+#: Minimum value of ``timing.max_error``. The clock's error between two processes alone makes 0.7 % on a GPU.
+_LEAST_ERROR: Final = 0.01
 #: Pattern of a SHA-256 in hexadecimal.
 HASH: Final = "[0-9a-f]{64}"
 #: Pattern of the name of a stored problem, which a request can give instead of its source: the source's SHA-256.
@@ -204,9 +206,16 @@ class Timing(_Model):
     interpreter: bool = False
     """Time Triton kernels on the lane ``cpu`` too. Triton's interpreter runs them there, and its times say nothing
     about a GPU."""
-    max_error: Annotated[float, Field(ge=0)] = 0.0
+    max_error: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Half the width of the speedup's 95 % interval, relative to the speedup, above which the outcome is
-    ``timing_unstable``. 0 sets no limit. It applies to each shape of a problem."""
+    ``timing_unstable``: at least 0.01 (a CPU reaches 0.03), or 0 for no limit. It applies to each shape."""
+
+    @field_validator("max_error")
+    @classmethod
+    def _can_be_reached(cls, value: float) -> float:
+        if 0 < value < _LEAST_ERROR:
+            raise ValueError(f"no GPU can be timed so precisely: use at least {_LEAST_ERROR}, or 0 for no limit")
+        return value
 
     def off(self) -> Self:
         """Return the settings without timing."""
