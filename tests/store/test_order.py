@@ -144,6 +144,22 @@ def test_retries_take_no_place_of_others(engine: Engine, enqueue, claim) -> None
     assert nexts(engine) == [*retried[:places], *fresh[:places]]
 
 
+def test_an_interactive_retry_does_not_precede_the_batch_work_of_others(engine: Engine, enqueue, claim) -> None:
+    """It precedes batch work of its own producer, and of one that has used more."""
+    retried = enqueue(2, "many", Priority.INTERACTIVE)
+    for identity in retried:
+        finish(engine, claim(identity), LOST)
+    own, batch = enqueue(2, "many", Priority.INTERACTIVE), enqueue(1, "many")
+    change(engine, "UPDATE evaluations SET available_at = now()")
+    used(engine, "many", 100, 100, "interactive")
+    used(engine, "many", 20, 20)
+    assert nexts(engine) == [*retried, *own, *batch]
+    others = enqueue(3, "one")
+    assert nexts(engine) == [*others, *retried, *own, *batch]
+    used(engine, "one", 200, 200)
+    assert nexts(engine) == [*retried, *own, *batch, *others]
+
+
 def test_many_producers_of_one_lane_take_no_place_of_anothers(engine: Engine, enqueue) -> None:
     """The window of a lane is full, whatever is queued on other lanes."""
     for number in range(60):

@@ -281,6 +281,11 @@ def _merged(waiting: Iterable[Next], shares: Shares, most: int) -> Iterator[Next
         for of_one in queue.values():
             of_one.reverse()
     burdens = {producer: shares.burden(producer) for queue in queues.values() for producer in queue}
+
+    def first(priority: Priority) -> str:
+        queue = queues[priority]
+        return min(queue, key=lambda name: (burdens[name], queue[name][-1].submitted_at, name))
+
     # The remaining number of evaluations to yield, with earlier attempts and without.
     left = {True: most, False: most}
     while left[False]:
@@ -288,8 +293,13 @@ def _merged(waiting: Iterable[Next], shares: Shares, most: int) -> Iterator[Next
         if not ready:
             return
         priority = Priority.BATCH if Priority.BATCH in ready and shares.batch_is_due() else ready[0]
+        producer = first(priority)
+        if priority is Priority.INTERACTIVE and queues[priority][producer][-1].attempts and queues[Priority.BATCH]:
+            # Otherwise a producer could delay other producers by interactive evaluations that fail again and again.
+            other = first(Priority.BATCH)
+            if burdens[other] < burdens[producer]:
+                priority, producer = Priority.BATCH, other
         queue = queues[priority]
-        producer = min(queue, key=lambda name: (burdens[name], queue[name][-1].submitted_at, name))
         one = queue[producer].pop()
         if not queue[producer]:
             del queue[producer]
