@@ -62,6 +62,7 @@ class Category(StrEnum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     NEEDS_GPU = "needs_gpu"
+    INVALID_REQUEST = "invalid_request"
 
     @property
     def info(self) -> CategoryInfo:
@@ -177,6 +178,7 @@ _MEANINGS: Final[dict[tuple[Blame, bool | None, bool | None], dict[Category, str
         Category.NEEDS_GPU: (
             "Only on the `cpu` lane: Triton's interpreter cannot show whether the kernel is right. Judge it on a GPU."
         ),
+        Category.INVALID_REQUEST: "The stored request has an invalid field, or a source that does not fit its hash.",
     },
 }
 

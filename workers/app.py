@@ -29,12 +29,12 @@ from celery.platforms import SecurityWarning
 from sqlalchemy import Engine
 from structlog.contextvars import bound_contextvars
 
-from kqueue import broker, logs
-from kqueue.categories import Blame
+from kqueue import broker, logs, probes
+from kqueue.categories import Blame, Category
 from kqueue.config import Config, load
 from kqueue.contract import Outcome, Phase
-from kqueue.errors import ConfigError, DatabaseUnavailable, SchemaMismatch
-from kqueue.states import Writer
+from kqueue.errors import ConfigError, DatabaseUnavailable, InvalidRequest, SchemaMismatch
+from kqueue.states import ProbeKind, Writer
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
 from kqueue.store.evaluations import Claim, Recorded
@@ -43,6 +43,7 @@ from workers import delivery, messages
 from workers.backend import StoredBackend
 from workers.judge import api, deaths
 from workers.judge.api import Judges
+from workers.judge.backend import InMemoryBackend
 from workers.pool import TaskPool
 from workers.slot import FREE, GO, READY, READY_VARIABLE, STUCK, VARIABLE, Slot
 
@@ -99,11 +100,15 @@ def start_judges(slot: Slot) -> Judges:  # noqa: ARG001
 
 def run_evaluation(claim: Claim, slot: Slot, judges: Judges, engine: Engine) -> Outcome:
     """Judge a claimed evaluation with the slot's judge."""
+    try:
+        request = claim.request
+    except InvalidRequest as error:
+        return Outcome(category=Category.INVALID_REQUEST, message=str(error))
     config = load()
     own = replace(slot, gpu_shared=config.gpu_shared, alone=claim.alone)
     backend = StoredBackend(engine, claim.attempt_id, claim.owner, judges.conditions if config.reuse else None)
     caches = "" if claim.owner == LOCAL else hashlib.sha256(claim.owner.encode()).hexdigest()
-    return judges.judge(claim.request, own, backend, caches)
+    return judges.judge(request, own, backend, caches)
 
 
 @app.task(name=broker.EVALUATE, base=_Evaluate)
@@ -149,6 +154,7 @@ def _process(worker: _Worker, claim: Claim) -> dict[str, Any]:
     recorded = _finish(worker, claim, outcome, writer)
     worker.judges.status_page.close()
     _log.info("an attempt ended", category=str(outcome.category), recorded=recorded.value, lane=claim.lane)
+    _count(worker, outcome)
     return {
         "evaluation": str(claim.evaluation_id),
         "category": str(outcome.category),
@@ -156,6 +162,32 @@ def _process(worker: _Worker, claim: Claim) -> dict[str, Any]:
         "attempt": claim.number,
         "recorded": recorded.value,
     }
+
+
+def _count(worker: _Worker, outcome: Outcome) -> None:
+    """Count consecutive failures. After many, end the worker if an evaluation of the fleet's own fails too.
+
+    A request can choose its failure, so this alone is no evidence against the worker.
+    """
+    failures = worker.judges.status_page.failures
+    failures[0] = failures[0] + 1 if _can_be_the_workers(outcome) else 0
+    if failures[0] < delivery.MOST_FAILURES:
+        return
+    request = probes.draw(worker.slot.lanes[0], ProbeKind.HONEST).request
+    probed, _ = _outcome_of(lambda: worker.judges.judge(request, worker.slot, InMemoryBackend(), ""))
+    if probed.blame is not Blame.FLEET:
+        failures[0] = 0
+        _log.warning("many failures, but the fleet's own evaluation was judged: this worker goes on")
+    elif os.getppid() == worker.pid:
+        _log.error("many failures, and the fleet's own evaluation failed too: this worker ends", reason=probed.message)
+        os.kill(worker.pid, signal.SIGTERM)
+
+
+def _can_be_the_workers(outcome: Outcome) -> bool:
+    """Return whether clocks, missing tools and other versions are ruled out as the cause of a failure."""
+    facts = outcome.facts
+    other = outcome.category is Category.TIMING_UNSTABLE or facts.missing or facts.exception == SchemaMismatch.__name__
+    return outcome.blame is Blame.FLEET and not other
 
 
 if VARIABLE in os.environ:
@@ -204,19 +236,23 @@ def _claim(worker: _Worker, evaluation_id: UUID) -> Claim | None:
 
 
 def _judge(worker: _Worker, claim: Claim) -> tuple[Outcome, Writer]:
-    """Return the outcome and its writer: the judge, or this worker if the judge died."""
-    writer = Writer.JUDGE
-    try:
-        outcome = deaths.outcome_of(lambda: run_evaluation(claim, worker.slot, worker.judges, worker.engine))
-    except deaths.JudgeDied as died:
-        outcome, writer = died.outcome, Writer.WORKER
-        _log.warning("the judge died", reason=outcome.message)
+    """Return the outcome and its writer."""
+    outcome, writer = _outcome_of(lambda: run_evaluation(claim, worker.slot, worker.judges, worker.engine))
     evidence = outcome.evidence
     if evidence.traceback is not None:
         _log.error("the judge failed", traceback=evidence.traceback)
     if claim.alone:
         outcome = outcome.model_copy(update={"evidence": evidence.model_copy(update={"alone": True})})
     return outcome, writer
+
+
+def _outcome_of(judge: Callable[[], Outcome]) -> tuple[Outcome, Writer]:
+    """Return the outcome and its writer: the judge, or this worker if the judge died."""
+    try:
+        return deaths.outcome_of(judge), Writer.JUDGE
+    except deaths.JudgeDied as died:
+        _log.warning("the judge died", reason=died.outcome.message)
+        return died.outcome, Writer.WORKER
 
 
 def _finish(worker: _Worker, claim: Claim, outcome: Outcome, writer: Writer) -> Recorded:

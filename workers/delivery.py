@@ -24,7 +24,8 @@ a quick stop of the fleet (SIGINT)            any                         the sa
 a warm stop (SIGTERM)                         any                         its outcome, by the judge
 the worker's parent died                      any                         ``worker_lost``, by the supervisor
 the supervisor or the host died               any                         ``worker_lost``, by a sweeper
-it could not read the stored request          claimed                     ``judge_error``, by the judge
+it could not read another version's request   claimed                     ``judge_error``, by the judge
+the stored request is invalid                 claimed                     ``invalid_request``, by the judge
 ============================================  ==========================  ================================
 
 The record concerns the evaluation of Celery's request, never the one that runs by then. A revoked evaluation frees its
@@ -53,7 +54,7 @@ from celery.exceptions import Terminated, TimeLimitExceeded
 from celery.worker import request, state
 from sqlalchemy import Engine, event
 
-from kqueue.categories import Blame, Category
+from kqueue.categories import Category
 from kqueue.config import Config
 from kqueue.contract import Outcome, Phase
 from kqueue.errors import ServiceError, UnknownEvaluation
@@ -69,8 +70,9 @@ from workers.slot import Slot
 
 _log: Any = structlog.get_logger(__name__)
 
-#: Number of consecutive failures of the fleet after which the worker ends, and the supervisor starts another.
-_MOST_FAILURES: Final = 10
+#: Number of consecutive failures of the fleet after which the worker is tested by an evaluation of the fleet's own
+#: (:mod:`workers.app`), or of deaths of task processes, which cannot be tested, after which it ends.
+MOST_FAILURES: Final = 10
 #: Seconds that the worker's event loop waits for a connection to Postgres, and for each statement.
 _PATIENCE_S: Final = 2
 
@@ -110,8 +112,6 @@ class Recorder:
     def __init__(self, config: Config, slot: Slot, status_page: StatusPage) -> None:
         self._slot = slot
         self._status_page = status_page
-        #: Number of consecutive evaluations that failed because of the fleet.
-        self._failures = 0
         self._retry_delay_s = config.retry_delay_s
         self._engine = _impatient(
             store_engine.connect(config.require_database(), application=f"kqueue worker {slot.name}", pool_size=1)
@@ -168,11 +168,11 @@ class Recorder:
         )
         return outcome
 
-    def count(self, *, failed: bool) -> None:
-        """Count consecutive failures of the fleet. End the worker after too many."""
-        self._failures = self._failures + 1 if failed else 0
-        if self._failures == _MOST_FAILURES:
-            _log.error("many consecutive failures of the fleet: this worker ends", failures=self._failures)
+    def count_death(self) -> None:
+        """Count the death of a task process as a failure. End the worker after too many."""
+        self._status_page.failures[0] += 1
+        if self._status_page.failures[0] >= MOST_FAILURES:
+            _log.error("many consecutive failures of the fleet: this worker ends")
             os.kill(os.getpid(), signal.SIGTERM)
 
     def cancel(self, evaluation_id: UUID) -> None:
@@ -226,7 +226,7 @@ class Request(request.Request):
         )
         self._reason = f"{outcome.category}: {outcome.message}" if outcome else type(error).__name__
         if not self._already_revoked:
-            self.task.recorder.count(failed=True)
+            self.task.recorder.count_death()
         super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: ARG002
@@ -234,18 +234,16 @@ class Request(request.Request):
         _log.error("the judge overran Celery's hard limit", evaluation=self.id, limit_s=timeout)
 
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002
-        """Send an event to Flower, and count the outcome of a task that returned.
+        """Send an event to Flower, with the outcome of a task that returned.
 
         Celery replaces ``on_success``, but calls this from it. A failure shows only its category, because a traceback
         could quote a source.
         """
         if type == "task-succeeded":
             result = literal_eval(fields["result"])
-            if result["category"] is not None:
-                self.task.recorder.count(failed=result["blame"] == Blame.FLEET)
-                if result["category"] != Category.PASSED:
-                    type, fields = "task-failed", {}  # noqa: A001
-                    self._reason = f"{result['category']} (blame: {result['blame']})"
+            if result["category"] not in (None, Category.PASSED):
+                type, fields = "task-failed", {}  # noqa: A001
+                self._reason = f"{result['category']} (blame: {result['blame']})"
         if type == "task-failed":
             fields |= {"exception": self._reason, "traceback": ""}
         super().send_event(type, **fields)

@@ -179,7 +179,9 @@ class WorkerProcess:
         """Note the end of the process, and schedule the start of the next one."""
         self._hang_up()
         now = time.monotonic()
-        if now - self._started_at >= _HEALTHY_S:
+        # A worker that ended because of failed evaluations was able to start. The next one can be sound.
+        failed = self.status_page is not None and self.status_page.failures[0] > 0
+        if failed or now - self._started_at >= _HEALTHY_S:
             self._backoff_s = _FIRST_BACKOFF_S
         self.process, self.registered, self.stuck, self.status_page = None, False, None, None
         self.postpone()

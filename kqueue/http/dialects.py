@@ -146,7 +146,7 @@ def refusal(verdict: Verdict, path: str) -> JSONResponse:
     """Return the error answer for a verdict that blames neither the kernel nor the problem."""
     return failures.answer(
         path,
-        409 if verdict.category in (Category.CANCELLED, Category.NEEDS_GPU) else 503,
+        409 if verdict.category in (Category.CANCELLED, Category.NEEDS_GPU, Category.INVALID_REQUEST) else 503,
         str(verdict.category),
         f"{verdict.category.info.meaning} {verdict.message}".strip(),
         evaluation_ids=[str(verdict.evaluation_id)],

@@ -32,7 +32,8 @@ _RENEW: Final = text("""
     SET lease_until = least(
         now() + make_interval(secs => :lease_s),
         a.started_at + make_interval(secs => :over_s + (
-            SELECT coalesce(sum(value::float8), 0) FROM jsonb_each_text(e.settings -> 'deadlines')
+            SELECT coalesce(sum(value::float8), 0)
+            FROM jsonb_path_query(e.settings, '$.deadlines.* ? (@ > 0 && @ < 1000000)') AS deadline (value)
         ))
     )
     FROM evaluations AS e

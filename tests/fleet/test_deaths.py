@@ -13,9 +13,27 @@ from sqlalchemy import text
 from kqueue import broker
 from kqueue.store import evaluations
 from tests.chaos.rig import Whole
-from tests.store.steps import change
+from tests.store.steps import change, unchecked
 
 _ID = "00000000-0000-4000-8000-000000000000"
+#: Settings that no version of kqueue writes.
+_SETTINGS = (
+    "[]",
+    '"x"',
+    "null",
+    '{"max_attempts": "many"}',
+    '{"max_attempts": 1e300}',
+    '{"max_attempts": null}',
+    '{"timing": {"max_error": 1e-300}}',
+    '{"timing": {"max_error": 1e400}}',
+    '{"checks": -1}',
+    '{"seed": 99999999999999999999999999}',
+    '{"limits": {"host_memory_bytes": 1}}',
+    '{"deadlines": {"time_s": 0}}',
+    '{"deadlines": 7}',
+    '{"deadlines": {"time_s": "x", "load_s": 1e400}}',
+    '{"profiles": {}}',
+)
 
 DEATHS = [
     # (what the judge does, Celery's limit, category, facts, who recorded)
@@ -132,6 +150,27 @@ def test_a_request_of_another_version_is_the_fleets_failure(services: Any, fleet
     assert "settings.rounds" in verdict.message
     assert "different versions" in verdict.message
     Whole(services)(evaluation, category="judge_error")
+
+
+def test_an_invalid_request_ends_once(services: Any, fleet: Any) -> None:
+    """Rows that a producer's login wrote are never tried again, and no number of them ends a worker."""
+    unchecked(services.engine, "kernels", "problems", "evaluations")
+    worker = fleet.live()[0].id
+    settings = [f"settings = cast('{value}' AS jsonb)" for value in _SETTINGS]
+    rows = [*settings, "lane = 'cpu', problem_label = repeat('x', 300)", "batch = ''"]
+    changes = [f"UPDATE evaluations SET {row} WHERE id = :id" for row in rows]
+    wrong = "UPDATE {0}s SET source = source || ' ' WHERE hash = (SELECT {0}_hash FROM evaluations WHERE id = :id)"
+    changes += [wrong.format(table) for table in ("kernel", "problem")]
+    ids = [services.submit(f"ok {row}", problem=f"{row}", attempts=3, send=False) for row in changes]
+    for statement, identity in zip(changes, ids, strict=True):
+        change(services.engine, statement, id=identity)
+        services.send(identity)
+    for statement, identity in zip(changes, ids, strict=True):
+        verdict = services.verdict(identity)
+        assert (verdict.category, verdict.attempts) == ("invalid_request", 1), (statement, verdict)
+    assert "source" in verdict.message
+    Whole(services)(*ids, category="invalid_request", attempts=1)
+    assert fleet.live()[0].id == worker
 
 
 def test_a_slow_database_delays_no_kill_and_loses_no_verdict(services: Any, fleet: Any, tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from uuid import UUID
 import pytest
 
 from kqueue import Client
-from kqueue.states import Writer
+from kqueue.states import Priority, Writer
 from kqueue.store import evaluations
+from kqueue.store.engine import Viewer, acting
 from tests.chaos.rig import Whole
 from tests.fleet.told import HERE, Fleet, Services, renewing
 from tests.store.steps import change
@@ -178,14 +179,38 @@ def test_a_worker_that_is_not_ready_in_time_is_replaced(services: Any, fleet: An
 
 
 def test_a_worker_that_fails_every_evaluation_is_replaced(services: Any, fleet: Any) -> None:
-    """Successive failures of the fleet count, whether a judge reports them or dies."""
+    """Successive failures of the fleet count, whether a judge reports them or dies, if the fleet's own fail too."""
+    (services.directory / "broken").touch()
     [before] = fleet.live()
     failures = ["raise", "exit 1", "raise", "raise", "raise"] * 2
     for kernel in ["ok", *failures[1:], "ok", *failures]:
         assert [worker.id for worker in fleet.live()] == [before.id]
         assert services.verdict(services.submit(kernel)).category == ("passed" if kernel == "ok" else "judge_error")
     services.until(lambda: [worker.id for worker in fleet.live()] not in ([], [before.id]), what="another worker")
+    (services.directory / "broken").unlink()
     assert services.verdict(services.submit("ok")).passed
+
+
+@pytest.mark.parametrize("number", [12, pytest.param(100, marks=pytest.mark.nightly)])
+def test_failing_requests_end_no_worker_and_delay_nobody(services: Services, fleet: Fleet, number: int) -> None:
+    """While an owner's interactive evaluations fail again and again, another owner's get their verdicts."""
+    [before], told = fleet.live(), len(fleet.log.read_text())
+    who: dict[str, Any] = {"producer": "hostile", "priority": Priority.INTERACTIVE, "attempts": 10}
+    with acting(Viewer(owner="hostile")):
+        flood = [services.submit(f"raise {each}", **who) for each in range(number)]
+    services.until(lambda: "this worker goes on" in fleet.log.read_text()[told:], what="the fleet's own evaluation")
+    with acting(Viewer(owner="other")):
+        others = [services.submit(f"ok {each}", producer="other") for each in range(4)]
+    verdicts = [services.verdict(identity) for identity in others]
+    assert all(verdict.passed for verdict in verdicts)
+    between = sum(
+        verdicts[-1].submitted_at < attempt.started_at < max(verdict.finished_at for verdict in verdicts)
+        for identity in flood
+        for attempt in services.attempts(identity)[1:]
+    )
+    assert between <= 10, between
+    assert [worker.id for worker in fleet.live()] == [before.id]
+    evaluations.cancel_all(services.engine, flood)
 
 
 def test_a_quick_stop_hands_the_evaluation_back(services: Any, fleet: Any, running_fleet: Callable[[], Any]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import selectors
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,10 @@ from kqueue.contract import Phase, gpu_model
 from kqueue.errors import ConfigError
 from workers.delivery import outcome_of
 from workers.judge.gpu.devices import Device, choose, devices
-from workers.judge.host.status_page import Record
+from workers.judge.host.status_page import Record, StatusPage
 from workers.plan import environment, plan
 from workers.pool import ChildDied
+from workers.process import WorkerProcess
 
 GPUS = [Device(0, "GPU-aaaa-1", "NVIDIA H200", 150 << 30), Device(1, "GPU-bbbb-2", "NVIDIA A100-SXM4-80GB", 80 << 30)]
 
@@ -149,3 +152,17 @@ def test_rows_that_no_test_can_bring_about() -> None:
         assert outcome.category == category, error
         assert outcome.phase == record.phase
         assert outcome.message
+
+
+def test_a_worker_that_ended_because_of_failures_is_soon_replaced(config: Config) -> None:
+    """After other early ends the pause before the next start doubles."""
+    [slot] = plan(load(gpus="none", cpu_slots=1, scratch=config.scratch), [], 2)
+    worker = WorkerProcess(slot, selectors.DefaultSelector())
+    pauses: dict[int, list[int]] = {}
+    for failures in (0, 10):
+        for _ in range(4):
+            worker._started_at, worker.status_page = time.monotonic(), StatusPage()
+            worker.status_page.failures[0] = failures
+            worker.close()
+            pauses.setdefault(failures, []).append(round(worker.start_at - time.monotonic()))
+    assert pauses == {0: [1, 2, 4, 8], 10: [1, 1, 1, 1]}

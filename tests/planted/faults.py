@@ -202,9 +202,17 @@ FAULTS = (
     Fault(
         "never_replaced",
         "A worker that fails every evaluation is replaced.",
-        "workers/delivery.py",
-        "        if self._failures == _MOST_FAILURES:",
-        "        if self._failures < 0:",
+        "workers/app.py",
+        "    if probed.blame is not Blame.FLEET:",
+        "    if probed.blame is not None:",
+        ("tests/fleet/test_life.py",),
+    ),
+    Fault(
+        "request_is_evidence",
+        "Requests that fail again and again end no worker that can judge the fleet's own evaluation.",
+        "workers/app.py",
+        "    if probed.blame is not Blame.FLEET:",
+        "    if probed.blame is None:",
         ("tests/fleet/test_life.py",),
     ),
     Fault(

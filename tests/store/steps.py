@@ -42,6 +42,15 @@ def change(engine: Engine, statement: str, **values: object) -> None:
         connection.execute(text(statement), values)
 
 
+def unchecked(engine: Engine, *tables: str) -> None:
+    """Remove the checks of tables, so that a test can write rows that an earlier version accepted."""
+    of_table = "SELECT conname FROM pg_constraint WHERE contype = 'c' AND conrelid = cast(:table AS regclass)"
+    with engine.begin() as connection:
+        for table in tables:
+            for name in connection.scalars(text(of_table), {"table": table}).all():
+                connection.execute(text(f'ALTER TABLE {table} DROP CONSTRAINT "{name}"'))
+
+
 def finish(engine: Engine, claimed: Claim, outcome: Outcome, by: str = "judge") -> Recorded:
     """End a claimed attempt without a delay for a retry."""
     return evaluations.finish(engine, claimed.evaluation_id, claimed.number, outcome, written_by=by, retry_delay_s=0)

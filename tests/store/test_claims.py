@@ -9,11 +9,11 @@ from sqlalchemy import Engine
 
 from kqueue.categories import Category
 from kqueue.contract import Request
-from kqueue.errors import SchemaMismatch
+from kqueue.errors import InvalidRequest, SchemaMismatch
 from kqueue.store import baselines, evaluations, gpus, workers
 from kqueue.store.evaluations import Recorded
 from tests.samples import measurement
-from tests.store.steps import ENVIRONMENT, LOST, PASSED, change, count, finish
+from tests.store.steps import ENVIRONMENT, LOST, PASSED, change, count, finish, unchecked
 
 
 class TestClaim:
@@ -80,11 +80,29 @@ class TestClaim:
             _ = claimed.request
         assert finish(engine, claimed, LOST) is Recorded.RETRY
 
+    def test_what_no_version_can_read_is_an_invalid_request(self, engine: Engine, submit, claim) -> None:
+        """A wrong value is the request's fault, unless another version's field or word can explain it."""
+        for number, (settings, error) in enumerate(
+            {
+                '{"checks": 0}': InvalidRequest,
+                '{"timing": {"max_error": 1e-300}}': InvalidRequest,
+                '{"max_attempts": "many"}': InvalidRequest,
+                "[]": InvalidRequest,
+                '{"checks": 0, "speculative_checks": 3}': SchemaMismatch,
+                '{"precision": "fp4"}': SchemaMismatch,
+            }.items()
+        ):
+            identity = submit(number=number)
+            change(engine, "UPDATE evaluations SET settings = cast(:s AS jsonb) WHERE id = :i", s=settings, i=identity)
+            with pytest.raises(error):
+                _ = claim(identity).request
+
     def test_sources_are_those_that_their_hashes_stand_for(self, engine: Engine, submit, claim) -> None:
         """Changed sources are detected, because any producer can write them and their hashes select reused verdicts."""
+        unchecked(engine, "kernels", "problems")
         for table, identity in (("kernels", submit()), ("problems", submit(number=1))):
             change(engine, f"UPDATE {table} SET source = source || ' '")
-            with pytest.raises(SchemaMismatch, match="do not match their hashes"):
+            with pytest.raises(InvalidRequest, match="do not match their hashes"):
                 _ = claim(identity).request
             change(engine, f"UPDATE {table} SET source = rtrim(source)")
 

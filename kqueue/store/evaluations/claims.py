@@ -33,7 +33,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import aliased
 
 from kqueue.contract import Request
-from kqueue.errors import SchemaMismatch
+from kqueue.errors import InvalidRequest, SchemaMismatch
 from kqueue.states import EvaluationState
 from kqueue.store import clean, gpus
 from kqueue.store.budgets import PRODUCER
@@ -47,6 +47,8 @@ from kqueue.store.models import Attempt, Environment, Evaluation, Gpu, Kernel, P
 #: Seconds for which a due retry is reserved for slots farther from the failed one. Most evaluations take less, so such
 #: a slot becomes free in that time. Afterwards any slot can take the retry.
 _ELSEWHERE_S: Final = 10.0
+#: pydantic's types of the faults of a request that a newer producer wrote: an unknown field, an unknown word.
+_OF_ANOTHER_VERSION: Final = frozenset({"extra_forbidden", "enum"})
 
 
 @dataclass(frozen=True)
@@ -77,21 +79,22 @@ class Claim:
         """The submitted sources and settings.
 
         Raises:
-            SchemaMismatch: another version of kqueue wrote a request that this one cannot read, or the sources do not
-                match their hashes.
+            SchemaMismatch: another version of kqueue wrote a request that this one cannot read.
+            InvalidRequest: no version can read the request, or the sources do not match their hashes.
         """
         try:
             request = Request.model_validate(self.stored)
         except ValidationError as error:
-            fault = error.errors()[0]
-            where = ".".join(str(part) for part in fault["loc"])
-            raise SchemaMismatch(
-                f"this version of kqueue cannot read the stored request ({where}: {fault['msg']}): "
-                "producer and worker are of different versions"
-            ) from None
+            faults = sorted(error.errors(), key=lambda fault: fault["type"] not in _OF_ANOTHER_VERSION)
+            where = ".".join(str(part) for part in faults[0]["loc"])
+            what = f"the stored request ({where}: {faults[0]['msg']}"[:300] + ")"
+            if faults[0]["type"] in _OF_ANOTHER_VERSION:
+                reason = f"this version of kqueue cannot read {what}: producer and worker are of different versions"
+                raise SchemaMismatch(reason) from None
+            raise InvalidRequest(f"{what} is invalid: submit it again") from None
         # Verdicts are reused by these hashes, and any producer can have written the sources.
         if (request.problem_hash, request.kernel_hash) != self.hashes:
-            raise SchemaMismatch("the stored sources do not match their hashes: submit them again")
+            raise InvalidRequest("the stored sources do not match their hashes: submit them again")
         return request
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 from uuid import UUID
 
+from pydantic import ValidationError
 from sqlalchemy import Engine, Row, and_, case, func, or_, select, update
 
 from kqueue import passes, shapes
@@ -42,11 +43,12 @@ def to_message(row: Row[*tuple[Any, ...]]) -> Message:
     """Return the message in a row of :data:`MESSAGES`."""
     problem = row.problem_label or row.problem_hash[:12]
     kernel = row.kernel_label or row.kernel_hash[:12]
+    # A producer's login can have written anything there. The claim ends what cannot be read.
+    settings = row.settings if isinstance(row.settings, dict) else {}
     return Message(
         evaluation_id=row.id,
         lane=row.lane,
-        deadlines_s=_total_s(row.settings)
-        * passes.count(row.source or "", backward=bool(row.settings.get("backward"))),
+        deadlines_s=_total_s(settings) * passes.count(row.source or "", backward=bool(settings.get("backward"))),
         label=" ".join(
             f"owner={row.owner} problem={problem} kernel={kernel} backend={row.backend} lane={row.lane}".split()
         ),
@@ -54,9 +56,12 @@ def to_message(row: Row[*tuple[Any, ...]]) -> Message:
 
 
 def _total_s(settings: Mapping[str, Any]) -> float:
-    """Return the sum of the deadlines in a row's settings, possibly written by another version."""
+    """Return the sum of the deadlines in a row's settings, possibly written by another version, or else the default."""
     fields = {name: settings[name] for name in ("deadlines", "examine") if name in settings}
-    return Settings.model_validate(fields, extra="ignore").total_s
+    try:
+        return Settings.model_validate(fields, extra="ignore").total_s
+    except ValidationError:
+        return Settings().total_s
 
 
 def published(engine: Engine) -> dict[str, set[UUID]]:

@@ -279,7 +279,9 @@ def _end(
     if evaluation.state == EvaluationState.DONE:
         return Recorded.LATE
     if fleet:
-        if handed_back or (earlier.tries + 1 < evaluation.max_attempts and not earlier.suspected):
+        # A producer's login can have written anything there.
+        most = evaluation.max_attempts if isinstance(evaluation.max_attempts, int) else 1
+        if handed_back or (earlier.tries + 1 < most and not earlier.suspected):
             delay = timedelta(seconds=0 if handed_back else retry_delay_s * 2**earlier.tries)
             connection.execute(
                 update(Evaluation)
@@ -369,7 +371,7 @@ def _close_attempt(
 @cache
 def _locking(*, wait: bool) -> Executable:
     """Return the statement that locks an evaluation's row. Without ``wait`` it skips a locked row."""
-    most = Evaluation.settings["max_attempts"].as_integer().label("max_attempts")
+    most = Evaluation.settings["max_attempts"].label("max_attempts")
     evaluation = select(Evaluation.state, most).where(Evaluation.id == bindparam("evaluation"))
     return evaluation.with_for_update(skip_locked=not wait)
 

@@ -34,6 +34,7 @@ _POSITION = struct.Struct("=16sIid")
 _STEP = struct.Struct("=32s")
 _POSITION_AT = TASK_PROCESSES * _ENTRY_BYTES
 _STEP_AT = _POSITION_AT + _POSITION.size
+_FAILURES_AT = _STEP_AT + _STEP.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ class StatusPage:
     def __init__(self, descriptor: int = -1) -> None:
         """Map the page of :func:`make_page`, or create one that only children share."""
         self._page = mmap.mmap(descriptor, mmap.PAGESIZE)
+        #: One byte with the number of the worker's last evaluations that all failed, possibly by its own fault.
+        self.failures = memoryview(self._page)[_FAILURES_AT : _FAILURES_AT + 1]
         self._used = False
         #: Offset of this process's entry, if it is a task process.
         self._entry = 0
