@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from uuid import UUID, uuid4
 
+import pytest
 from sqlalchemy import Engine, text
 
+from kqueue.contract import Settings
 from kqueue.store import evaluations, reports, workers
-from tests.store.steps import PASSED, change, count, finish
+from tests.store.steps import PASSED, change, count, finish, unchecked
 
 
 class TestWorkers:
@@ -47,6 +49,24 @@ class TestWorkers:
         change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
         workers.heartbeat(engine, [worker_id], lease_s=30)
         assert evaluations.expire_leases(engine, retry_delay_s=0) == []
+
+    def test_settings_that_cannot_be_read_stop_no_host(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
+        """A host renews all its leases and sends all messages in one statement, whatever a login wrote to a row."""
+        unchecked(engine, "evaluations")
+        claimed, queued = claim(submit()), submit(number=1)
+        for settings in (
+            "null",
+            "[]",
+            '"x"',
+            '{"deadlines": 7}',
+            '{"deadlines": {"a": "x", "b": 1e400}, "backward": 2}',
+        ):
+            change(engine, "UPDATE evaluations SET published_at = NULL, settings = cast(:s AS jsonb)", s=settings)
+            change(engine, "UPDATE attempts SET lease_until = now()")
+            workers.heartbeat(engine, [worker_id], lease_s=30)
+            assert count(engine, "attempts", "lease_until > now() + interval '20 s'") == 1
+            [message] = evaluations.publish(engine, [queued, claimed.evaluation_id])
+            assert message.deadlines_s == pytest.approx(Settings().total_s * (2 if "backward" in settings else 1))
 
     def test_steps_are_of_attempts_that_run(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
         """Worker and evaluation have the step, but an attempt that has ended or is about to end is not updated."""
