@@ -235,10 +235,9 @@ _OWN: Final = {
 _WRITABLE: Final = ("kernels",)
 #: Additional conditions for producers' logins: only servers know to cut shapes that another owner holds out.
 _DIRECT: Final = {"problems": " AND (shared_from IS NULL OR strpos(source, 'held_out') = 0)"}
-#: Further condition of evaluations that producers' logins add, which nothing else has checked: a worker can read them,
-#: they count for no token, and Python can read their times.
+#: Further condition of evaluations that producers' logins add: a worker can read them, and they count for no token.
 _FITTING: Final = """
-    producer !~ '^(token:|kqueue''s )' AND expires_at < '9999-01-01' IS NOT false AND length(lane || producer) < 300
+    producer !~ '^(token:|kqueue''s )' AND length(lane || producer) < 300
     AND (SELECT bool_and(length(label) BETWEEN 1 AND 200) IS NOT false
          FROM unnest(ARRAY[problem_label, kernel_label, batch, idempotency_key]) AS label)
     AND {schema}.kqueue_fits(settings, '{forms}')
@@ -358,6 +357,12 @@ def _secure(connection: Connection, present: Collection[str]) -> None:
         forms = json.dumps(list(_forms(Settings.model_json_schema())))
         fitting = _FITTING.format(schema=schema, forms=forms)
         policies.append(("evaluations", f"AS RESTRICTIVE FOR INSERT TO {producer} WITH CHECK ({fitting})"))
+        for table, privileges in _WRITES[PRODUCER].items():
+            # Python cannot read all times of Postgres.
+            times = sorted({one for columns in privileges.values() for one in columns if one.endswith("_at")})
+            bounded = " AND ".join(f"coalesce({one}, now()) BETWEEN '2000-01-01' AND '2100-01-01'" for one in times)
+            if times:
+                policies.append((table, f"AS RESTRICTIVE TO {producer} USING (true) WITH CHECK ({bounded})"))
     wanted = {
         (table, f"kqueue_{hashlib.sha256(policy.encode()).hexdigest()[:12]}"): policy for table, policy in policies
     }

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, DateTime, Engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
@@ -302,6 +302,9 @@ def test_no_login_writes_for_others(owners: Owners) -> None:
                 assert table in CALLED, "call it below, or in a test of its own"
             else:
                 assert privilege in ("INSERT", "SELECT"), "try it here"
+            if privilege == "INSERT" and isinstance(Base.metadata.tables[table].c[column].type, DateTime):
+                for time in ("infinity", "-infinity", "99999-01-01"):
+                    assert _refused(connection, f"INSERT INTO {table} ({column}) VALUES (%s)", time), (table, column)
         for run in ("search_steps", "search_proposals"):
             row = "(run_id, number, step)" if run == "search_proposals" else "(run_id, number)"
             values = "SELECT id, 9, 0 FROM searched" if run == "search_proposals" else "SELECT id, 9 FROM searched"
