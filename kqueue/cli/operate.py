@@ -313,7 +313,8 @@ def login(
     options.check_owner(owner)
     limits = options.upper_limits(limit)
     if (owner != LOCAL or limits) and role is not Role.PRODUCER:
-        raise InvalidRequest(f"--owner, --limit: only for producers, because a {role} serves all owners")
+        option = "--limit" if limits else "--owner"
+        raise InvalidRequest(f"{option}: only for producers, because a {role} serves all owners")
     if sys.stdin.isatty():
         password: str = typer.prompt("password", hide_input=True, confirmation_prompt=True)
     else:

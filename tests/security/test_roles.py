@@ -142,6 +142,7 @@ STATEMENTS: dict[str, set[str]] = {
     "CREATE FUNCTION mine() RETURNS integer LANGUAGE sql AS 'SELECT 1'": NOBODY,
     "CREATE OR REPLACE FUNCTION kqueue_cancel(which uuid) RETURNS boolean LANGUAGE sql AS 'SELECT true'": NOBODY,
     "CREATE ROLE mine": NOBODY,
+    "ALTER ROLE CURRENT_USER CONNECTION LIMIT 300": NOBODY,
     "GRANT kqueue_worker TO kqueue_reader": NOBODY,
     "SET ROLE postgres": NOBODY,
     "SELECT rolpassword FROM pg_authid": NOBODY,
