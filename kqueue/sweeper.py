@@ -21,21 +21,25 @@ from typing import Final
 from uuid import UUID
 
 from celery import Celery
+from psycopg.errors import LockNotAvailable
 from sqlalchemy import Connection, Engine, select, text
+from sqlalchemy.exc import OperationalError
 
 from kqueue import broker
 from kqueue.errors import BrokerUnavailable, DatabaseUnavailable
 from kqueue.store import evaluations, probes, retention, workers
-from kqueue.store.engine import translate
+from kqueue.store.engine import transaction
 from kqueue.store.evaluations import Recorded
 from kqueue.store.retention import Pruned
 
 _log = logging.getLogger(__name__)
 
-#: Advisory lock of the fleet's one sweeper.
-_LOCK: Final = 0x6B71_7565_7565_0002
-#: Advisory lock of the one process that reacts to submissions and ends.
-_FILLING: Final = 0x6B71_7565_7565_0003
+#: Table whose lock the fleet's one sweeper holds. Producers' logins can take every advisory lock, but not this one.
+_SWEEPING: Final = "workers"
+#: Table whose lock the one process holds that reacts to submissions and ends.
+_FILLING: Final = "gpus"
+#: Query that ends sessions of producers' logins that block the fleet.
+_RELIEVE: Final = text("SELECT login, reason, ended FROM kqueue_relieve()")
 #: Query for all pending chores. An idle fleet sends this one query every second instead of one for each chore.
 _CHORES: Final = select(
     evaluations.ANY_UNFINISHED.label("unfinished"),
@@ -117,9 +121,15 @@ def sweep(
     Raises:
         DatabaseUnavailable: Postgres cannot be used.
     """
-    with _exclusive(engine, _LOCK) as connection:
+    with _exclusive(engine, _SWEEPING) as connection:
         if connection is None:
             return SweepReport(swept=False)
+        for login, reason, ended in connection.execute(_RELIEVE):
+            event = f"a session of the producer's login {login} {reason}"
+            if ended:
+                _log.warning("%s, and was ended", event)
+            else:
+                _warn_once(event, "it goes on until pg_signal_backend is granted to the owner of the tables")
         chores = connection.execute(_CHORES, {"silent_for": timedelta(seconds=silent_after_s)}).one()
         if chores.early and (due := evaluations.make_due(engine, most=_BITE)):
             _log.warning("the database's clock was set back: %d evaluations that were due later are due now", due)
@@ -249,12 +259,17 @@ def _warn_once(event: str, reason: str) -> None:
 
 
 @contextmanager
-def _exclusive(engine: Engine, lock: int) -> Generator[Connection | None]:
-    """Yield a connection that holds the lock during the block, or None if another process holds it."""
-    with translate(), engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        acquired = bool(connection.scalar(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": lock}))
+def _exclusive(engine: Engine, table: str) -> Generator[Connection | None]:
+    """Yield a connection that holds a table's lock during the block, or None if another process holds it.
+
+    Reading and writing the table go on.
+    """
+    with transaction(engine) as connection:
         try:
-            yield connection if acquired else None
-        finally:
-            if acquired and not connection.invalidated:
-                connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": lock})
+            connection.execute(text(f"LOCK TABLE {table} IN SHARE UPDATE EXCLUSIVE MODE NOWAIT"))
+            holder = connection
+        except OperationalError as error:
+            if not isinstance(error.orig, LockNotAvailable):
+                raise
+            holder = None
+        yield holder

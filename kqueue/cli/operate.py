@@ -299,6 +299,7 @@ def login(
     name: Annotated[str, typer.Argument(help="The login's name.")],
     role: Annotated[Role, typer.Option(help="The purpose of the login, which limits its privileges.")],
     owner: options.Owner = "local",
+    limit: options.Upper = None,
 ) -> None:
     """Create a login for a role, or change its password. Connect as the owner of the tables.
 
@@ -310,14 +311,16 @@ def login(
     from kqueue.store.models import LOCAL
 
     options.check_owner(owner)
-    if owner != LOCAL and role is not Role.PRODUCER:
-        raise InvalidRequest(f"--owner: only for producers, because a {role} serves all owners")
+    limits = options.upper_limits(limit)
+    if (owner != LOCAL or limits) and role is not Role.PRODUCER:
+        option = "--limit" if limits else "--owner"
+        raise InvalidRequest(f"{option}: only for producers, because a {role} serves all owners")
     if sys.stdin.isatty():
         password: str = typer.prompt("password", hide_input=True, confirmation_prompt=True)
     else:
         password = sys.stdin.readline().rstrip("\r\n")
     with database("db login") as engine:
-        roles.login(engine, name, f"kqueue_{role}", password, owner=owner)
+        roles.login(engine, name, f"kqueue_{role}", password, owner=owner, limits=limits)
     typer.echo(f"{name} has the privileges of a {role}")
 
 

@@ -43,6 +43,29 @@ Assignments = Annotated[
     typer.Option("--set", metavar="NAME=VALUE", help="One setting, such as deadlines.check_s=5. Repeatable."),
 ]
 
+Upper = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit", metavar="PATH=NUMBER", help="Greatest accepted setting, such as deadlines.check_s=30. Repeatable."
+    ),
+]
+
+
+def upper_limits(given: Iterable[str] | None) -> dict[str, float]:
+    """Return the limits in values of ``--limit`` by path, or raise InvalidRequest."""
+    from kqueue.contract import Settings
+
+    limits: dict[str, float] = {}
+    for one in given or ():
+        path, _, number = one.partition("=")
+        setting: Any = Settings().model_dump()
+        for name in path.split("."):
+            setting = setting.get(name) if isinstance(setting, dict) else None
+        if type(setting) not in (int, float) or not re.fullmatch(r"[0-9]+(\.[0-9]+)?", number):
+            raise InvalidRequest(f"--limit: {one}: use a setting and a number, such as deadlines.check_s=30")
+        limits[path] = float(number) if "." in number else int(number)
+    return limits
+
 
 def check_owner(name: str) -> None:
     """Raise InvalidRequest if an owner cannot have this name."""

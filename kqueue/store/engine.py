@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Collection, Generator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,7 +12,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import errors as pg
 from psycopg.conninfo import conninfo_to_dict
-from sqlalchemy import Connection, Engine, create_engine, event, exc
+from sqlalchemy import Connection, Engine, create_engine, event, exc, text
 from sqlalchemy.engine import URL, make_url
 
 from kqueue.errors import ConfigError, DatabaseUnavailable, SchemaMismatch
@@ -25,6 +25,8 @@ _SESSION: Final = {
     "statement_timeout": "30s",
     "lock_timeout": "10s",
     "idle_in_transaction_session_timeout": "60s",
+    # The database's functions leave it to :func:`notify`.
+    "kqueue.notifies": "after",
 }
 #: Settings with which a connection detects within half a minute that its peer is gone.
 _KEEPALIVE: Final[dict[str, Any]] = {
@@ -67,6 +69,11 @@ class Viewer:
 FLEET: Final = Viewer()
 _viewer: Final[ContextVar[Viewer | None]] = ContextVar("viewer", default=None)
 _ACT: Final = "SELECT kqueue_act(%s, %s), set_config('kqueue.session', %s, true)"
+#: Statement that notifies. It waits at most 0.1 s for other commits that notify.
+_NOTIFY: Final = text("""
+    SELECT set_config('lock_timeout', '100', true), kqueue_notify(:channel, payload)
+    FROM unnest(CAST(:payloads AS text[])) AS payload
+""")
 _OTHER_SCHEMA: Final = (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction)
 
 
@@ -249,6 +256,17 @@ def transaction(engine: Engine) -> Generator[Connection]:
         else:
             with engine.begin() as connection:
                 yield connection
+
+
+def notify(engine: Engine, channel: str, payloads: Collection[object]) -> None:
+    """Notify listening processes in a separate transaction. All of them read the database too if none comes.
+
+    Two transactions that notify cannot commit at the same time, and neither can commit while the queue of notifications
+    is full. Any login can cause both, so no transaction that matters notifies.
+    """
+    if payloads:
+        with suppress(DatabaseUnavailable), transaction(engine) as connection:
+            connection.execute(_NOTIFY, {"channel": channel, "payloads": [str(one) for one in payloads]})
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Wait for verdicts without polling, with one connection and one thread for any number of waits."""
+"""Wait for verdicts, with one connection and one thread for any number of waits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Collection
 from concurrent.futures import Future
 from contextlib import closing
@@ -24,8 +25,9 @@ from kqueue.store.engine import FLEET, acting, connect_listener
 
 _log = logging.getLogger(__name__)
 
-#: Seconds without a notification after which the connection is checked and all awaited verdicts are read.
-_SILENCE_S: Final = 30.0
+#: Seconds after which all awaited verdicts are read, because their notifications can be missing
+#: (:func:`kqueue.store.engine.notify`).
+_LOOK_S: Final = 2.0
 #: First and maximum pause in seconds before a reconnection. The pause doubles each time.
 _RETRY_S: Final = (0.1, 5.0)
 
@@ -33,8 +35,8 @@ _RETRY_S: Final = (0.1, 5.0)
 class Listener:
     """Waits for verdicts in a thread, which starts with the first :meth:`watch`.
 
-    It reads the database after each connection or reconnection, so it misses no notification. A broken connection
-    delays an answer but never loses it.
+    It reads the database after each connection or reconnection and every two seconds, so a missing notification or a
+    broken connection delays an answer but never loses it.
 
     Args:
         url: the database whose notifications it receives.
@@ -123,11 +125,12 @@ class Listener:
         with selectors.DefaultSelector() as selector:
             selector.register(connection.fileno(), selectors.EVENT_READ)
             selector.register(self._bell, selectors.EVENT_READ)
+            look_at = time.monotonic() + _LOOK_S
             while not self._closing.is_set():
-                if not selector.select(_SILENCE_S):
-                    connection.execute("SELECT 1")
+                selector.select(max(0.0, look_at - time.monotonic()) if self._waiters else None)
+                if time.monotonic() >= look_at:
+                    look_at = time.monotonic() + _LOOK_S
                     self._settle(self._awaited())
-                    continue
                 with contextlib.suppress(BlockingIOError):  # there was no wake-up
                     self._bell.recv(4096)
                 notified = _notified(connection)

@@ -92,6 +92,11 @@ def _words_index(table: str, column: str, **more: Any) -> Index:
     return Index(f"ix_{table}_words", expression, postgresql_using="gin", **more)
 
 
+def _hash(text: str) -> str:
+    """Return the condition that a text has its hash. Erased evaluations refer to an empty source."""
+    return f"hash = encode(sha256(convert_to({text}, 'UTF8')), 'hex') OR hash = repeat('0', 64) AND source = ''"
+
+
 #: Owner of rows that were written without a credential, or before there were owners.
 LOCAL: Final = "local"
 #: Pattern of the name of a token's or login's owner. It excludes the owner of probes, "kqueue's probes".
@@ -120,7 +125,7 @@ class Problem(Base):
     """A reference, identified by the hash of its source within its owner."""
 
     __tablename__ = "problems"
-    __table_args__ = (_words_index("problems", "source"),)
+    __table_args__ = (_words_index("problems", "source"), CheckConstraint(_hash("source"), name="hash"))
 
     hash: Mapped[str] = mapped_column(primary_key=True)
     owner: Mapped[str] = _owner(primary_key=True)
@@ -150,7 +155,10 @@ class Kernel(Base):
     """A candidate's source and backend, identified by the hash of both within its owner."""
 
     __tablename__ = "kernels"
-    __table_args__ = (Index("ix_kernels_created_at", "created_at", "hash"),)
+    __table_args__ = (
+        Index("ix_kernels_created_at", "created_at", "hash"),
+        CheckConstraint(_hash(r"backend, 'UTF8') || '\x00'\:\:bytea || convert_to(source"), name="hash"),
+    )
 
     hash: Mapped[str] = mapped_column(primary_key=True)
     owner: Mapped[str] = _owner(primary_key=True)
@@ -570,6 +578,8 @@ class Token(Base):
     """Treatment of submissions when they are used up (:class:`~kqueue.states.Spent`)."""
     owner: Mapped[str] = _owner()
     """Owner of its submissions, whose work alone it sees unless a scope permits more."""
+    limits: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'::jsonb"))
+    """Greatest accepted settings by dotted path, such as ``deadlines.check_s``."""
 
 
 class Login(Base):
@@ -579,6 +589,8 @@ class Login(Base):
 
     name: Mapped[str] = mapped_column(primary_key=True)
     owner: Mapped[str]
+    limits: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'::jsonb"))
+    """Greatest accepted settings by dotted path, such as ``deadlines.check_s``."""
 
 
 class Probe(Base):

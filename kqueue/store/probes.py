@@ -55,8 +55,8 @@ _REASON_CHARACTERS: Final = 300
 _DAY: Final = timedelta(days=1)
 #: Maximum number of suspect verdicts that are counted for a pause. :func:`suspect_verdicts` lists all.
 MOST_SUSPECT: Final = 10_000
-#: Key of the advisory lock with which only one sweeper settles and submits.
-_LOCK: Final = 0x6B71_7565_7565_0004
+#: Statement after which only one sweeper settles and submits. Reading and writing the table go on.
+_ALONE: Final = text("LOCK TABLE probe_lanes IN SHARE UPDATE EXCLUSIVE MODE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +186,14 @@ def step(engine: Engine, *, share: float, live_s: float) -> Step:
         live_s: seconds without a heartbeat for which a worker counts as alive.
     """
     with transaction(engine) as connection:
-        connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+        connection.execute(_ALONE)
         settled = _settle(connection)
         paused = [_pause(connection, one) for one in _suspicions(connection) if one.is_sure]
     done = Step(tuple(settled), tuple(pause for pause in paused if pause is not None))
     if share <= 0:
         return done
     with transaction(engine) as connection:
-        connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+        connection.execute(_ALONE)
         return replace(done, submitted=_submit_due(connection, share, live_s))
 
 

@@ -9,6 +9,7 @@ The owner of the tables and one-machine fleets need no roles.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, LiteralString, cast
 
@@ -17,9 +18,10 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 
+from kqueue.contract import Settings
 from kqueue.errors import ConfigError
 from kqueue.store.engine import transaction
-from kqueue.store.models import LOCAL, Callback, Login, Token
+from kqueue.store.models import LOCAL, Callback, Login, SearchProposal, SearchRun, SearchStep, Token
 
 if TYPE_CHECKING:
     from psycopg import Connection as PsycopgConnection
@@ -65,7 +67,9 @@ _READABLE: Final = (
 )
 
 #: Functions that every role can call: policies and defaults of columns use them, and no role gains rights by them.
-_CALLABLE: Final = ("kqueue_act", "kqueue_owner", "kqueue_sees_all", "kqueue_session", "kqueue_trusted")
+_CALLABLE: Final = (
+    *("kqueue_act", "kqueue_notify", "kqueue_owner", "kqueue_sees_all", "kqueue_session", "kqueue_trusted"),
+)
 
 #: Type of privileges on relations and functions, with their columns (``""``: all of them).
 _Rights = Mapping[str, Mapping[str, tuple[str, ...]]]
@@ -100,12 +104,8 @@ _PRODUCE: Final[_Rights] = {
         ),
         "UPDATE": ("published_at",),
     },
-    "batches": {"INSERT": _ALL, "UPDATE": ("last_at",)},
-    "shared_problems": {
-        "INSERT": ("hash", "label", "source", "leaderboard"),
-        "UPDATE": ("label", "leaderboard"),
-        "DELETE": _ALL,
-    },
+    "batches": {"INSERT": ("name", "owner", "last_at"), "UPDATE": ("last_at",)},
+    "shared_problems": {"INSERT": ("hash", "label", "source", "leaderboard"), "UPDATE": ("label", "leaderboard")},
     "callbacks": _CALLED
     | {
         "INSERT": ("evaluation_id", "batch", "url"),
@@ -113,21 +113,26 @@ _PRODUCE: Final[_Rights] = {
     },
     "kqueue_cancel": {"EXECUTE": _ALL},
     "kqueue_reuse": {"EXECUTE": _ALL},
+    "kqueue_unshare": {"EXECUTE": _ALL},
     "kqueue_waiting": {"EXECUTE": _ALL},
 }
-#: Additional privileges of producers that run searches.
+#: Additional privileges of producers' logins, which run searches. A producer has no privilege on a whole table except
+#: reading, because any other one allows to lock it.
 _SEARCH: Final[_Rights] = {
-    name: {"INSERT": _ALL, "UPDATE": _ALL} for name in ("search_runs", "search_steps", "search_proposals")
+    table.__tablename__: dict.fromkeys(("INSERT", "UPDATE"), tuple(table.__table__.columns.keys()))
+    for table in (SearchRun, SearchStep, SearchProposal)
 }
 #: Privileges of servers of HTTP, which record tokens and serve shared problems.
 _SERVE: Final[_Rights] = _PRODUCE | {
     "evaluations": _PRODUCE["evaluations"] | {"UPDATE": ("published_at", "token_id")},
+    # Servers of the version before remove rows.
+    "shared_problems": {**_PRODUCE["shared_problems"], "DELETE": _ALL},
     "kqueue_board": {"EXECUTE": _ALL},
 }
 #: Privileges of each role in addition to reading the relations in :data:`_READABLE`.
 _WRITES: Final[Mapping[str, _Rights]] = {
     READER: {"callbacks": _CALLED, "tokens": _WEIGHTS},
-    PRODUCER: _PRODUCE | _SEARCH,
+    PRODUCER: {**_PRODUCE, **_SEARCH, "kqueue_fits": {"EXECUTE": _ALL}},
     TENANT: {
         **_SERVE,
         "tokens": {"SELECT": tuple(sorted(set(Token.__table__.columns.keys()) - {"digest"}))},
@@ -187,6 +192,7 @@ _WRITES: Final[Mapping[str, _Rights]] = {
         "kqueue_probe": {"EXECUTE": _ALL},
         "kqueue_cancel": {"EXECUTE": _ALL},
         "kqueue_conclude": {"EXECUTE": _ALL},
+        "kqueue_relieve": {"EXECUTE": _ALL},
         "kqueue_reuse": {"EXECUTE": _ALL},
     },
 }
@@ -229,6 +235,13 @@ _OWN: Final = {
 _WRITABLE: Final = ("kernels",)
 #: Additional conditions for producers' logins: only servers know to cut shapes that another owner holds out.
 _DIRECT: Final = {"problems": " AND (shared_from IS NULL OR strpos(source, 'held_out') = 0)"}
+#: Further condition of evaluations that producers' logins add: a worker can read them, and they count for no token.
+_FITTING: Final = """
+    producer !~ '^(token:|kqueue''s )' AND length(lane || producer) < 300
+    AND (SELECT bool_and(length(label) BETWEEN 1 AND 200) IS NOT false
+         FROM unnest(ARRAY[problem_label, kernel_label, batch, idempotency_key]) AS label)
+    AND {schema}.kqueue_fits(settings, '{forms}')
+"""
 #: Tables of which all rows can be read, except by producers' logins.
 _PUBLIC: Final = ("shared_problems",)
 
@@ -258,6 +271,11 @@ _IS_TENANT: Final = text("""
     SELECT EXISTS (
         SELECT FROM pg_auth_members WHERE roleid = to_regrole('kqueue_tenant') AND member = to_regrole('kqueue_gateway')
     )
+""")
+#: Query for the statements that limit the producers' logins that could take all connections. A client needs up to 8.
+_UNLIMITED: Final = text("""
+    SELECT format('ALTER ROLE %I CONNECTION LIMIT 50', rolname) FROM logins JOIN pg_roles ON rolname = name
+    WHERE rolconnlimit = -1 AND pg_has_role(oid, to_regrole('kqueue_producer')::oid, 'USAGE') AND NOT rolsuper
 """)
 #: Query that returns True if a login has more privileges than the roles, and no row if it does not exist.
 _MORE: Final = text("""
@@ -307,7 +325,7 @@ def apply(connection: Connection) -> list[str]:
     if not connection.scalar(_IS_TENANT) and not ({TENANT, GATEWAY} <= set(present) and _try(connection, membership)):
         refused.append(membership)
     _secure(connection, present)
-    return refused
+    return refused + [each for each in connection.scalars(_UNLIMITED).all() if not _try(connection, each)]
 
 
 def _secure(connection: Connection, present: Collection[str]) -> None:
@@ -318,7 +336,7 @@ def _secure(connection: Connection, present: Collection[str]) -> None:
     ).one()
     fleet = ", ".join(role for role in present if role in (GATEWAY, READER, WORKER))
     producer, tenant = (role if role in present else "" for role in (PRODUCER, TENANT))
-    wanted: dict[tuple[str, str], str] = {}
+    policies: list[tuple[str, str]] = []
     for table, own in _OWN.items():
         own, everything = own.format(schema=schema), f"(SELECT {schema}.kqueue_sees_all())"
         check = _OWNED.format(schema=schema) if table in _WRITABLE else None
@@ -334,7 +352,20 @@ def _secure(connection: Connection, present: Collection[str]) -> None:
                 policy = f"FOR SELECT TO {roles} USING (true)"
                 if condition is not None:
                     policy = f"TO {roles} USING ({condition})" + (f" WITH CHECK ({written})" if written else "")
-                wanted[table, f"kqueue_{hashlib.sha256(policy.encode()).hexdigest()[:12]}"] = policy
+                policies.append((table, policy))
+    if producer:
+        forms = json.dumps(list(_forms(Settings.model_json_schema())))
+        fitting = _FITTING.format(schema=schema, forms=forms)
+        policies.append(("evaluations", f"AS RESTRICTIVE FOR INSERT TO {producer} WITH CHECK ({fitting})"))
+        for table, privileges in _WRITES[PRODUCER].items():
+            # Python cannot read all times of Postgres.
+            times = sorted({one for columns in privileges.values() for one in columns if one.endswith("_at")})
+            bounded = " AND ".join(f"coalesce({one}, now()) BETWEEN '2000-01-01' AND '2100-01-01'" for one in times)
+            if times:
+                policies.append((table, f"AS RESTRICTIVE TO {producer} USING (true) WITH CHECK ({bounded})"))
+    wanted = {
+        (table, f"kqueue_{hashlib.sha256(policy.encode()).hexdigest()[:12]}"): policy for table, policy in policies
+    }
     rows = connection.execute(text("SELECT tablename, policyname FROM pg_policies WHERE schemaname = current_schema()"))
     existing = {(row.tablename, row.policyname) for row in rows}
     for table, name in sorted(existing - wanted.keys()):
@@ -344,6 +375,26 @@ def _secure(connection: Connection, present: Collection[str]) -> None:
         connection.exec_driver_sql(f"CREATE POLICY {name} ON {table} {wanted[table, name]}")
 
 
+def _forms(schema: dict[str, Any], definitions: Mapping[str, Any] = {}, path: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the path, kind, known words or bounds, and default of each part of a JSON schema, for ``kqueue_fits``."""
+    definitions = schema.get("$defs", definitions)
+    form = schema | schema.get("anyOf", [{}])[0]
+    form |= definitions.get(form.get("$ref", "").rpartition("/")[2], {})
+    words = form | definitions.get(form.get("items", {}).get("$ref", "").rpartition("/")[2], {})
+    properties: dict[str, Any] = form.get("properties", {})
+    yield {
+        "path": path,
+        "kind": form["type"],
+        "known": words.get("enum", list(properties)),
+        "least": form.get("minimum", form.get("exclusiveMinimum", -1e300) + 1e-9),
+        "most": form.get("maximum", form.get("exclusiveMaximum", 1e300) - 1),
+        "preset": schema.get("default"),
+        "nullable": "anyOf" in schema,
+    }
+    for name, part in properties.items():
+        yield from _forms(part, definitions, f"{path}.{name}".lstrip("."))
+
+
 def identity(engine: Engine) -> tuple[bool, str]:
     """Return True if sessions of this login can act for any owner, and the owner for whom they act by default."""
     with transaction(engine) as connection:
@@ -351,13 +402,22 @@ def identity(engine: Engine) -> tuple[bool, str]:
     return trusted, owner
 
 
-def login(engine: Engine, name: str, role: str, password: str, *, owner: str = LOCAL) -> None:
+def login(
+    engine: Engine,
+    name: str,
+    role: str,
+    password: str,
+    *,
+    owner: str = LOCAL,
+    limits: Mapping[str, float] | None = None,
+) -> None:
     """Create a login that is a member of exactly one of the roles, or change the password of an existing one.
 
     The server receives the password's verifier, never the password.
 
     Args:
         owner: owner of the submissions of a producer, which sees the rows of this owner only.
+        limits: greatest settings of a producer's submissions, by dotted path. Without any, an existing login keeps its.
 
     Raises:
         ConfigError: the existing ``name`` has more privileges, or the role does not exist yet.
@@ -376,13 +436,14 @@ def login(engine: Engine, name: str, role: str, password: str, *, owner: str = L
         raw: PsycopgConnection[Any] = connection.connection.driver_connection  # pyright: ignore[reportAssignmentType]
         verifier = raw.pgconn.encrypt_password(password.encode(), name.encode(), b"scram-sha-256").decode()
         verb = SQL("CREATE") if has_more is None else SQL("ALTER")
+        values = {"owner": owner} | ({"limits": limits} if limits else {})
         connection.execute(
-            insert(Login)
-            .values(name=name, owner=owner)
-            .on_conflict_do_update(index_elements=[Login.name], set_={"owner": owner})
+            insert(Login).values(name=name, **values).on_conflict_do_update(index_elements=[Login.name], set_=values)
         )
         member = Identifier(name)
-        _execute(connection, SQL("{} ROLE {} LOGIN PASSWORD {}").format(verb, member, Literal(verifier)))
+        # A producer's login gets a limit below.
+        more = SQL("") if role == PRODUCER else SQL(" CONNECTION LIMIT -1")
+        _execute(connection, SQL("{} ROLE {} LOGIN PASSWORD {}").format(verb, member, Literal(verifier)) + more)
         for other in ROLES:
             if other == role:
                 _execute(connection, SQL("GRANT {} TO {}").format(Identifier(role), member))
@@ -394,6 +455,8 @@ def login(engine: Engine, name: str, role: str, password: str, *, owner: str = L
                 {"role": other, "name": name},
             ):
                 _execute(connection, SQL("REVOKE {} FROM {}").format(Identifier(other), member))
+        for statement in connection.scalars(_UNLIMITED).all():
+            connection.exec_driver_sql(statement)
 
 
 def _ensure(connection: Connection, role: str) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import Connection, Engine, Text, delete, func, literal, select, text
+from sqlalchemy import Connection, Engine, Text, func, literal, select, text
 from sqlalchemy.dialects.postgresql import distinct_on, insert
 
 from kqueue.errors import UnknownProblem
@@ -102,9 +102,9 @@ def unshare(engine: Engine, problem_hash: str) -> None:
     Raises:
         UnknownProblem: the owner shares no problem with this hash.
     """
-    gone = delete(SharedProblem).where(SharedProblem.hash == problem_hash, SharedProblem.owner == ME)
     with transaction(engine) as connection:
-        if not connection.execute(gone).rowcount:
+        # With the right to delete, a producer's login could lock the table.
+        if not connection.scalar(select(func.kqueue_unshare(problem_hash))):
             raise UnknownProblem([problem_hash])
 
 

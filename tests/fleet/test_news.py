@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import selectors
+from collections.abc import Callable
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from kqueue.contract import Request
 from kqueue.store import evaluations
+from kqueue.store.listener import Listener
 from workers.bookkeeping import _Notifications
 
 
@@ -36,3 +38,26 @@ def test_a_broken_connection_is_opened_again(server, database_url: str, engine: 
                 assert not heard(news, selector)
             engine.dispose()
         news.close()
+
+
+def test_a_verdict_without_a_notification_is_found(
+    database_url: str, engine: Engine, fields: Callable[..., dict[str, object]]
+) -> None:
+    """The version before notifies in its own transaction. Without a notification a waiting client reads."""
+    listener = Listener(database_url, engine, application="tests")
+    with selectors.DefaultSelector() as selector:
+        news = _Notifications(database_url, selector)
+        news.listen()
+        for number, setting in enumerate(("after", "")):
+            [submitted] = evaluations.submit(engine, [Request(**fields(number))], slots={"cpu": 9})
+            waiting = listener.watch(submitted.evaluation_id)
+            news.fresh = False
+            with engine.begin() as connection:
+                connection.execute(text("SELECT set_config('kqueue.notifies', :how, true)"), {"how": setting})
+                connection.execute(text("SELECT kqueue_cancel(:id)"), {"id": submitted.evaluation_id})
+            for key, _ in selector.select(0.5):
+                key.data.hear()
+            assert news.fresh is (setting == "")
+            assert waiting.result(30).category == "cancelled"
+        news.close()
+    listener.close()

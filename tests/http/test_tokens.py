@@ -325,3 +325,14 @@ def test_a_token_belongs_to_an_owner(config: Config, engine: Engine) -> None:
     ):
         status, _, error = command(config, *refused)
         assert (status, error.partition(":")[0]) == (2, "--owner"), error
+
+
+def test_a_limit_of_a_login_names_a_setting(config: Config) -> None:
+    """Unknown settings, what is no number, and logins that serve all owners are refused."""
+    for role, limit in (
+        ("producer", "deadlines.chek_s=3"),
+        ("producer", "max_attempts=x"),
+        ("reader", "max_attempts=2"),
+    ):
+        status, _, error = command(config, "db", "login", "c", "--role", role, "--limit", limit)
+        assert (status, error.partition(":")[0]) == (2, "--limit"), error

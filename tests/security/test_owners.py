@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, DateTime, Engine, text
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
 
-from kqueue.contract import Request
-from kqueue.store import baselines, evaluations, roles, schema, searches, workers
+from kqueue.contract import Deadlines, Request, Settings
+from kqueue.errors import InvalidRequest
+from kqueue.store import baselines, evaluations, roles, schema, searches, tokens, workers
 from kqueue.store.engine import Viewer, acting, connect
 from kqueue.store.models import Base
 from tests.samples import passed
 from tests.services import Server
 from tests.store.steps import ENVIRONMENT, finish
+from tests.waiting import until
 
 MARK = "belongstoada"
 #: Settings and calls that must change nothing for a login that is not trusted.
@@ -154,7 +160,8 @@ def test_no_function_serves_rows_of_others(owners: Owners) -> None:
         # The last five cannot be called by a producer (tests/security/test_roles.py) or are a trigger.
         assert set(definers) == {
             *("kqueue_trusted", "kqueue_owner", "kqueue_sees_all", "kqueue_waiting", "kqueue_cancel", "kqueue_reuse"),
-            *("kqueue_conclude", "kqueue_probe", "kqueue_correct", "kqueue_board"),
+            *("kqueue_fits", "kqueue_unshare"),
+            *("kqueue_conclude", "kqueue_probe", "kqueue_correct", "kqueue_board", "kqueue_relieve"),
         }
     for pretence in PRETENCES[:-1]:
         with owners.raw() as connection:
@@ -238,3 +245,191 @@ def test_every_table_of_owners_has_forced_row_level_security(owners: Owners) -> 
         assert set(invoked) == {"best_verdicts", "evaluation_overview", "fleet_utilisation", "outcomes"}
     owned = {name for name, table in Base.metadata.tables.items() if "owner" in table.columns} - {"logins"}
     assert owned <= set(roles._OWN)
+
+
+MODES = (
+    *("ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE", "SHARE", "SHARE ROW EXCLUSIVE"),
+    *("EXCLUSIVE", "ACCESS EXCLUSIVE"),
+)
+
+
+def _refused(connection: psycopg.Connection[Any], statement: str, *values: object) -> bool:
+    try:
+        connection.execute(statement, values)
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.CheckViolation):
+        return True
+    return False
+
+
+def test_no_login_locks_a_table_or_a_row_of_others(owners: Owners) -> None:
+    """Of each relation it gets the lock of a reader at most, and of the rows of others none."""
+    with owners.admin.connect() as connection:
+        catalog = "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = ANY(:kinds)"
+        relations = sorted(connection.scalars(text(catalog), {"kinds": ["r", "v"]}))
+        tables = sorted(connection.scalars(text(catalog), {"kinds": ["r"]}))
+    assert set(tables) == {*Base.metadata.tables, "alembic_version"}
+    with owners.raw() as connection, connection.transaction(force_rollback=True):
+        for relation in relations:
+            for mode in MODES:
+                try:
+                    with connection.transaction():
+                        connection.execute(f"LOCK TABLE {relation} IN {mode} MODE NOWAIT")
+                    assert mode == "ACCESS SHARE", relation
+                except psycopg.errors.InsufficientPrivilege:
+                    assert mode != "ACCESS SHARE" or relation not in roles._READABLE, relation
+        for table in tables:
+            for strength in ("UPDATE", "NO KEY UPDATE", "SHARE", "KEY SHARE"):
+                try:
+                    with connection.transaction():
+                        assert not connection.execute(f"SELECT 1 FROM {table} FOR {strength}").rowcount, table
+                except psycopg.errors.InsufficientPrivilege:
+                    pass
+
+
+def test_no_login_writes_for_others(owners: Owners) -> None:
+    """With every privilege that it has, it changes no row of another owner and adds none, nor one for a token."""
+    token, _ = tokens.create(owners.admin, "ada", [tokens.Scope.SUBMIT], owner="ada")
+    mine = owners.submit(owners.bob, 2)
+    with owners.admin.connect() as connection:
+        before = {t: _others(connection, t) for t in roles._OWN}
+    with owners.raw() as connection:
+        for _, table, privilege, column in roles.rights(roles.PRODUCER):
+            if privilege == "UPDATE":
+                connection.execute(f"UPDATE {table} SET {column} = DEFAULT")
+            elif privilege == "INSERT" and column == "owner":
+                assert _refused(connection, f"INSERT INTO {table} (owner) VALUES ('ada')"), table
+            elif privilege == "EXECUTE":
+                assert table in CALLED, "call it below, or in a test of its own"
+            else:
+                assert privilege in ("INSERT", "SELECT"), "try it here"
+            if privilege == "INSERT" and isinstance(Base.metadata.tables[table].c[column].type, DateTime):
+                for time in ("infinity", "-infinity", "99999-01-01"):
+                    assert _refused(connection, f"INSERT INTO {table} ({column}) VALUES (%s)", time), (table, column)
+        for run in ("search_steps", "search_proposals"):
+            row = "(run_id, number, step)" if run == "search_proposals" else "(run_id, number)"
+            values = "SELECT id, 9, 0 FROM searched" if run == "search_proposals" else "SELECT id, 9 FROM searched"
+            with owners.admin.connect() as admin:
+                [identity] = admin.scalars(text("SELECT id FROM search_runs"))
+            searched = f"WITH searched AS (SELECT '{identity}'::uuid AS id)"
+            assert _refused(connection, f"{searched} INSERT INTO {run} {row} {values}"), run
+        copied = "INSERT INTO evaluations (id, problem_hash, kernel_hash, lane, settings, producer) SELECT %s, "
+        copied += "problem_hash, kernel_hash, lane, settings, %s FROM evaluations WHERE id = %s"
+        for producer in (f"token:{token.id}", f"token:{uuid4()}", "kqueue's probes"):
+            assert _refused(connection, copied, uuid4(), producer, mine.evaluation_id), producer
+        assert not _refused(connection, copied, uuid4(), "bob", mine.evaluation_id)
+    with owners.admin.connect() as connection:
+        assert {t: _others(connection, t) for t in roles._OWN} == before
+
+
+#: Functions that a producer's login can call. Those that take a name of a row have a test above or below.
+CALLED = {
+    *("kqueue_act", "kqueue_owner", "kqueue_sees_all", "kqueue_session", "kqueue_trusted", "kqueue_notify"),
+    *("kqueue_cancel", "kqueue_reuse", "kqueue_waiting", "kqueue_unshare", "kqueue_fits"),
+}
+
+
+def _others(connection: Connection, table: str) -> list[str]:
+    """Return the rows of a table that do not mention the second producer."""
+    rows = connection.scalars(text(f"SELECT to_jsonb(t)::text FROM {table} AS t"))
+    return sorted(row for row in rows if '"owner": "bob"' not in row)
+
+
+def test_a_login_adds_only_what_can_be_read(owners: Owners) -> None:
+    """Hashes fit their sources. Settings that Python cannot read, or that exceed the login's limits, are refused."""
+    owners.submit(owners.bob)
+    good = Settings().model_dump(mode="json")
+    forms = list(roles._forms(Settings.model_json_schema()))
+    fits = text("SELECT kqueue_fits(CAST(:settings AS jsonb), CAST(:forms AS jsonb))")
+
+    def accepted(settings: object) -> bool:
+        try:
+            with owners.admin.begin() as connection:
+                values = {"settings": json.dumps(settings), "forms": json.dumps(forms)}
+                return bool(connection.scalar(fits, values))
+        except DBAPIError:
+            return False
+
+    assert accepted(good)
+    assert accepted({})
+    assert accepted(good | {"tolerance": {"atol": 1, "rtol": 0.5}, "seed": 2**63 - 1, "profiles": ["cuda-l1"]})
+    tried = [5, {**good, "more": 1}]
+    for form in forms:
+        parts = form["path"].split(".")
+        for value in (
+            None,
+            True,
+            "x",
+            -1,
+            0.5,
+            1e301,
+            [],
+            ["x"],
+            {"x": 1},
+            form["least"],
+            form["most"],
+            form["most"] + 1,
+        ):
+            settings = json.loads(json.dumps(good))
+            inner = settings
+            for part in parts[:-1]:
+                inner[part] = inner[part] or {}
+                inner = inner[part]
+            if form["path"]:
+                inner[parts[-1]] = value
+                tried.append(settings)
+    read = [one for one in tried if accepted(one)]
+    assert len(read) > len(forms)
+    for settings in read:
+        # Only workers find an incomplete tolerance, and debug switches of a timed kernel.
+        if settings["tolerance"] is None or len(settings["tolerance"]) == 3:
+            Settings.model_validate(settings | {"debug": {}})
+    roles.login(owners.admin, make_url(owners.bob_url).username or "", roles.PRODUCER, "x", owner="bob", limits=LIMITS)
+    for settings, fault in (
+        (Settings(), "settings.deadlines.check_s: wrong, unknown or above 30"),
+        (Settings(deadlines=Deadlines(check_s=30), max_attempts=3), "settings.max_attempts: .* above 2"),
+    ):
+        with pytest.raises(InvalidRequest, match=fault):
+            owners.submit(owners.bob, 3, settings=settings)
+    owners.submit(owners.bob, 3, settings=Settings(deadlines=Deadlines(check_s=30), max_attempts=1))
+    with owners.raw() as connection:
+        for table, columns in (("problems", "(hash, source)"), ("kernels", "(hash, source, backend)")):
+            for digest, source in (("0" * 64, ""), ("1" * 64, "class Model: ..."), ("h", "x")):
+                row = (digest, source, "torch")[: 2 + (table == "kernels")]
+                with contextlib.suppress(psycopg.errors.CheckViolation):
+                    connection.execute(f"INSERT INTO {table} {columns} VALUES ({', '.join(['%s'] * len(row))})", row)
+                    assert source == "", table
+
+
+LIMITS = {"deadlines.check_s": 30, "max_attempts": 2}
+
+
+def test_what_blocks_the_fleet_is_ended(owners: Owners) -> None:
+    """A locked row, and advisory locks of the fleet. Without the right to signal, the function says so."""
+    mine = owners.submit(owners.bob, 4).evaluation_id
+    superuser = owners.owner_url == str(owners.admin.url.render_as_string(False))
+    locks = [0x6B71_7565_7565_0001 + number for number in range(6)]
+    for hold, reason in (
+        (
+            lambda one: one.execute("SELECT pg_advisory_lock(k) FROM unnest(%s) AS k", [locks]),
+            "held a lock of the fleet",
+        ),
+        (lambda one: one.execute("BEGIN; SELECT FROM evaluations FOR UPDATE"), "blocked the fleet"),
+    ):
+        with contextlib.closing(owners.raw()) as holder, ThreadPoolExecutor(1) as pool:
+            hold(holder)
+            waiting = pool.submit(evaluations.cancel, owners.admin, mine) if "blocked" in reason else None
+            with owners.admin.begin() as connection:
+                found = until(lambda: connection.execute(text("SELECT * FROM kqueue_relieve()")).all(), what="an end")
+            login = make_url(owners.bob_url).username
+            assert found == [(login, reason, superuser)]
+            if not superuser:
+                holder.rollback()
+            else:
+                until(lambda: _is_ended(owners.admin, holder.info.backend_pid), what="the end")
+            if waiting is not None:
+                assert waiting.result(30)
+
+
+def _is_ended(engine: Engine, pid: int) -> bool:
+    with engine.connect() as connection:
+        return not connection.scalar(text("SELECT count(*) FROM pg_stat_activity WHERE pid = :pid"), {"pid": pid})

@@ -66,6 +66,10 @@ STATEMENTS: dict[str, set[str]] = {
     f"INSERT INTO tokens (id, name, scopes, owner) VALUES ({IDENTITY}, 'n', '{{read}}', 'o')": {roles.GATEWAY},
     "UPDATE tokens SET scopes = '{admin}'": NOBODY,
     "UPDATE tokens SET digest = 'd'": NOBODY,
+    "SELECT * FROM kqueue_relieve()": {roles.WORKER},
+    "SELECT kqueue_unshare('h')": SENDERS,
+    "SELECT kqueue_fits('{}', '[]')": {roles.PRODUCER},
+    "DELETE FROM shared_problems": {roles.GATEWAY, roles.TENANT},
     "INSERT INTO audit (actor, action, subject) VALUES ('a', 'login', 's')": {roles.GATEWAY},
     "INSERT INTO audit (at, actor, action, subject) VALUES (now(), 'a', 'login', 's')": NOBODY,
     "SELECT * FROM audit": NOBODY,
@@ -138,6 +142,7 @@ STATEMENTS: dict[str, set[str]] = {
     "CREATE FUNCTION mine() RETURNS integer LANGUAGE sql AS 'SELECT 1'": NOBODY,
     "CREATE OR REPLACE FUNCTION kqueue_cancel(which uuid) RETURNS boolean LANGUAGE sql AS 'SELECT true'": NOBODY,
     "CREATE ROLE mine": NOBODY,
+    "ALTER ROLE CURRENT_USER CONNECTION LIMIT 300": NOBODY,
     "GRANT kqueue_worker TO kqueue_reader": NOBODY,
     "SET ROLE postgres": NOBODY,
     "SELECT rolpassword FROM pg_authid": NOBODY,
@@ -261,9 +266,14 @@ def test_somebody_else_changes_no_right(logins: dict[str, str], engine: Engine) 
 # Logins ------------------------------------------------------------------------------------------------
 
 
-def test_a_login_has_a_verifier_and_one_role(server: Any, engine: Engine) -> None:
-    """The password is stored as SCRAM's verifier, and a login that gets another role loses the first."""
+def test_a_login_has_a_verifier_and_one_role(server: Any, database_url: str, engine: Engine) -> None:
+    """The password is stored as SCRAM's verifier. A login that gets another role loses the first, and its limit."""
     name = f"login_{uuid4().hex[:8]}"
+
+    def most() -> int:
+        with engine.connect() as connection:
+            query = text("SELECT rolconnlimit FROM pg_roles WHERE rolname = :n")
+            return connection.scalars(query, {"n": name}).one()
 
     def state() -> tuple[str, set[str]]:
         with engine.connect() as connection:
@@ -277,11 +287,19 @@ def test_a_login_has_a_verifier_and_one_role(server: Any, engine: Engine) -> Non
     first, groups = state()
     assert first.startswith("SCRAM-SHA-256$")
     assert groups == {roles.PRODUCER}
+    assert most() == 50
+    server.execute(f'ALTER ROLE "{name}" CONNECTION LIMIT -1')  # made by an older version
+    schema.upgrade(database_url)
+    assert most() == 50
+    server.execute(f'ALTER ROLE "{name}" CONNECTION LIMIT 200')
+    roles.login(engine, name, roles.PRODUCER, "one")
+    assert most() == 200
     roles.login(engine, name, roles.READER, "two")
     second, groups = state()
     assert second.startswith("SCRAM-SHA-256$")
     assert second != first
     assert groups == {roles.READER}
+    assert most() == -1
     server.execute(f'DROP ROLE "{name}"')
 
 

@@ -136,10 +136,11 @@ def test_a_login_of_the_database_gets_no_shared_problem(fleet: Fleet, config: Co
             f"INSERT INTO shared_problems (hash, owner, label, source) VALUES ('{HASH}', 'ada', 'x', 'poison')",
             "INSERT INTO problems (hash, source, shared_from) VALUES ('x', 'held_out', 'ada')",
             "INSERT INTO evaluations (id, session) VALUES (gen_random_uuid(), 'mine')",
+            "DELETE FROM shared_problems",
         ):
             with pytest.raises(refused):
                 connection.execute(statement)
-        assert connection.execute("DELETE FROM shared_problems").rowcount == 0
+        assert connection.execute("SELECT kqueue_unshare(%s)", [HASH]).fetchone() == (False,)
     with fleet.engine.connect() as connection:
         connection.execute(text(f'DROP ROLE "{name}"'))
         connection.commit()

@@ -360,7 +360,10 @@ def test_two_sweepers_do_no_harm(engine: Engine, app: Celery, fields) -> None:
     assert sum(report.published for report in reports) == length(app) == size
     assert in_order(app) == ids[:size]
     with engine.connect() as connection:
-        held = connection.scalars(text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")).one()
+        query = (
+            "SELECT count(*) FROM pg_locks WHERE relation = 'workers'::regclass AND mode = 'ShareUpdateExclusiveLock'"
+        )
+        held = connection.scalars(text(query)).one()
     assert held == 0
     assert sweep(engine, app, retry_delay_s=1).swept
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, cached_property
@@ -37,11 +37,11 @@ from kqueue.errors import InvalidRequest, SchemaMismatch
 from kqueue.states import EvaluationState
 from kqueue.store import clean, gpus
 from kqueue.store.budgets import PRODUCER
-from kqueue.store.engine import transaction
+from kqueue.store.engine import notify, transaction
 from kqueue.store.evaluations.conditions import EXPIRED, ITS_KERNEL, ITS_PROBLEM, QUEUED
 from kqueue.store.evaluations.history import History
 from kqueue.store.evaluations.reuse import answer, fingerprint
-from kqueue.store.evaluations.verdicts import expire, warm_up_finish
+from kqueue.store.evaluations.verdicts import VERDICTS_CHANNEL, expire, warm_up_finish
 from kqueue.store.models import Attempt, Environment, Evaluation, Gpu, Kernel, Problem, Worker
 
 #: Seconds for which a due retry is reserved for slots farther from the failed one. Most evaluations take less, so such
@@ -118,24 +118,25 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
         lease_s: seconds without a heartbeat for which the attempt counts as alive, and a worker too.
     """
     with transaction(engine) as connection:
-        if answer(connection, [evaluation_id], live_s=lease_s):
-            return None
-        row = _begin(connection, evaluation_id, worker_id, lease_s)
-        if row is None:
-            expire(connection, Evaluation.id == evaluation_id)
+        ended: Collection[UUID] = answer(connection, [evaluation_id], live_s=lease_s)
+        row = None if ended else _begin(connection, evaluation_id, worker_id, lease_s)
+        if row is None and not ended:
+            ended = expire(connection, Evaluation.id == evaluation_id)
             # The message that triggered this claim is consumed.
             connection.execute(
                 update(Evaluation)
                 .where(Evaluation.id == evaluation_id, QUEUED, Evaluation.published_at.is_not(None))
                 .values(published_at=None)
             )
-            return None
-        number: int = row.pop("number")
-        attempt_id: int = row.pop("attempt_id")
-        hashes = (row.pop("problem_hash"), row.pop("kernel_hash"))
-        owner: str = row.pop("owner")
-        del row["producer"]  # judges must not see it
-        alone = number > 1 and History.read(connection, evaluation_id).suspected
+        alone = row is not None and row["number"] > 1 and History.read(connection, evaluation_id).suspected
+    if row is None:
+        notify(engine, VERDICTS_CHANNEL, ended)
+        return None
+    number: int = row.pop("number")
+    attempt_id: int = row.pop("attempt_id")
+    hashes = (row.pop("problem_hash"), row.pop("kernel_hash"))
+    owner: str = row.pop("owner")
+    del row["producer"]  # judges must not see it
     return Claim(evaluation_id, attempt_id, number, row["lane"], owner, alone, hashes, row)
 
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
 
-from psycopg.errors import ForeignKeyViolation
+from psycopg.errors import CheckViolation, ForeignKeyViolation
 from pydantic import ValidationError
 from sqlalchemy import Connection, Engine, Row, Text, bindparam, func, or_, select, text
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.exc import IntegrityError
 
 from kqueue.contract import Request, Settings
-from kqueue.errors import DatabaseUnavailable, IdempotencyConflict, UnknownProblem
+from kqueue.errors import IdempotencyConflict, InvalidRequest, UnknownProblem
 from kqueue.message import Message
 from kqueue.states import Priority, Spent
 from kqueue.store import budgets, callbacks, sharing
-from kqueue.store.engine import transaction, viewer
+from kqueue.store.engine import notify, transaction, viewer
 from kqueue.store.evaluations import order
 from kqueue.store.evaluations.publishing import MESSAGES, to_message
 from kqueue.store.evaluations.reuse import answer
@@ -102,6 +101,7 @@ def submit(
         UnknownProblem: a request names a problem that is not stored.
         BudgetSpent: a request that must be judged has a token whose budget is used up.
         AccessRefused: the limits of the agent's session are used up.
+        InvalidRequest: settings exceed the limits of the database's login.
     """
     if not requests:
         return []
@@ -111,6 +111,8 @@ def submit(
         except _Removed:
             continue
         except IntegrityError as error:
+            if isinstance(error.orig, CheckViolation):
+                raise InvalidRequest(str(error.orig.diag.message_primary)) from None
             if not isinstance(error.orig, ForeignKeyViolation):
                 raise
     return _submit(engine, requests, slots, any_lane, reuse_s, traceparent)
@@ -165,10 +167,7 @@ def _submit(
             connection.execute(_ENLIST, {"names": list(names)})
         callbacks.register(connection, {ids[i]: requests[i] for i in ids if created[i]})
     if crowd and any(created):
-        # A separate transaction, because a commit that notifies blocks all other such commits, and this one writes
-        # nothing to disk. If it fails, the next sweep replaces the notification.
-        with suppress(DatabaseUnavailable), transaction(engine) as connection:
-            connection.execute(select(func.pg_notify(SUBMISSIONS_CHANNEL, "")))
+        notify(engine, SUBMISSIONS_CHANNEL, [""])
     return [
         Submitted(to_message(row), created[i], row.id in reused, created[i] and i in nexts and row.id not in reused)
         for i, row in enumerate(found)

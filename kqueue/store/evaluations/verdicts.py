@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from enum import Enum
 from functools import cache
@@ -32,7 +32,7 @@ from kqueue.errors import UnknownEvaluation
 from kqueue.evidence import Facts
 from kqueue.states import EvaluationState, Writer
 from kqueue.store import clean, gpus
-from kqueue.store.engine import transaction
+from kqueue.store.engine import notify, transaction
 from kqueue.store.evaluations import order
 from kqueue.store.evaluations.conditions import EXPIRED_INDEXED, OVERDUE
 from kqueue.store.evaluations.history import History, is_death, is_suspected
@@ -42,7 +42,7 @@ from kqueue.store.sql import any_uuid
 
 _log = logging.getLogger(__name__)
 
-#: Channel that the database notifies with the evaluation's id when its verdict is committed.
+#: Channel that is notified of an evaluation's id when its verdict is committed.
 VERDICTS_CHANNEL: Final = "kqueue_verdicts"
 #: Maximum number of rows that one call of the sweeper's functions ends.
 _SWEEP_ROWS: Final = 1000
@@ -99,6 +99,8 @@ def finish(
         )
         if recorded is None or recorded is Recorded.LATE:
             _log_late(connection, evaluation_id, number, outcome, written_by)
+    if recorded is Recorded.FINAL:
+        notify(engine, VERDICTS_CHANNEL, [evaluation_id])
     return recorded or Recorded.LATE
 
 
@@ -124,6 +126,7 @@ def cancel(engine: Engine, evaluation_id: UUID) -> bool:
         cancelled: bool | None = connection.scalar(select(func.kqueue_cancel(evaluation_id)))
     if cancelled is None:
         raise UnknownEvaluation(evaluation_id)
+    notify(engine, VERDICTS_CHANNEL, [evaluation_id] if cancelled else [])
     return cancelled
 
 
@@ -144,13 +147,17 @@ def cancel_all(engine: Engine, ids: Collection[UUID]) -> tuple[set[UUID], set[UU
                 Attempt.evaluation_id == any_uuid(cancelled), Attempt.ended_at.is_(None)
             )
         )
-        return cancelled, set(running)
+        stopping = set(running)
+    notify(engine, VERDICTS_CHANNEL, cancelled)
+    return cancelled, stopping
 
 
 def expire_queued(engine: Engine) -> int:
     """End evaluations that waited longer than their producers allowed as ``expired``, and return their number."""
     with transaction(engine) as connection:
-        return expire(connection, literal(True))
+        ended = expire(connection, literal(True))
+    notify(engine, VERDICTS_CHANNEL, ended)
+    return len(ended)
 
 
 def expire_leases(engine: Engine, *, retry_delay_s: float) -> list[tuple[UUID, Recorded]]:
@@ -184,6 +191,7 @@ def expire_leases(engine: Engine, *, retry_delay_s: float) -> list[tuple[UUID, R
             )
         if recorded is not None:
             ended.append((evaluation_id, recorded))
+    notify(engine, VERDICTS_CHANNEL, [identity for identity, recorded in ended if recorded is Recorded.FINAL])
     return ended
 
 
@@ -232,8 +240,8 @@ def lose_worker(
     ]
 
 
-def expire(connection: Connection, which: ColumnElement[bool]) -> int:
-    """Within the caller's transaction, end the expired evaluations among ``which`` and return their number.
+def expire(connection: Connection, which: ColumnElement[bool]) -> Sequence[UUID]:
+    """Within the caller's transaction, end the expired evaluations among ``which`` and return them.
 
     Evaluations that another transaction has locked are skipped.
     """
@@ -245,7 +253,7 @@ def expire(connection: Connection, which: ColumnElement[bool]) -> int:
     )
     for evaluation_id in ids:
         _conclude(connection, evaluation_id, outcome, written_by=Writer.SWEEPER, attempt_id=None)
-    return len(ids)
+    return ids
 
 
 def _end(
@@ -397,7 +405,7 @@ def _closing(*, only_overdue: bool) -> Executable:
 def _conclude(
     connection: Connection, evaluation_id: UUID, outcome: Outcome, *, written_by: Writer, attempt_id: int | None
 ) -> None:
-    """Write the verdict unless there is one, which notifies waiting processes. The caller holds the row's lock."""
+    """Write the verdict unless there is one. The caller holds the row's lock, and notifies after its commit."""
     verdict = {
         "evaluation_id": evaluation_id,
         "attempt_id": attempt_id,
