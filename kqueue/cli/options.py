@@ -44,12 +44,13 @@ Assignments = Annotated[
 ]
 
 
-def check_owner(name: str) -> None:
-    """Raise InvalidRequest if an owner cannot have this name."""
+def check_owner(name: str, option: str = "--owner", instead: str = "") -> None:
+    """Raise InvalidRequest if an owner cannot have this name. ``instead`` is more advice."""
     from kqueue.store.models import OWNER_NAME
 
     if not re.fullmatch(OWNER_NAME, name):
-        raise InvalidRequest(f"--owner: {name!r}: use 1 to 63 of a-z, 0-9 and ._- that begin with a letter or digit")
+        allowed = "use 1 to 63 of a-z, 0-9 and ._- that begin with a letter or digit"
+        raise InvalidRequest(f"{option}: {name!r}: {allowed}{instead}")
 
 
 def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Concatenate, Final, ParamSpec, TypeVar
 from uuid import UUID
@@ -18,7 +18,7 @@ from fastapi import Depends, Request
 from sqlalchemy import Engine
 from starlette.requests import ClientDisconnect
 
-from kqueue import contract, receipts
+from kqueue import contract, receipts, upper_limits
 from kqueue.client import AsyncClient, AsyncTicket
 from kqueue.client.database import DatabaseTransport
 from kqueue.config import Config
@@ -58,7 +58,7 @@ class Caller:
 
     ``name`` is the token's, or a description of a caller without a token. ``priority`` is the highest that the caller
     can request. ``owner`` is the owner of the caller's work. ``restricted`` is the view to which a header restricts the
-    request (:mod:`kqueue.http.auth`).
+    request (:mod:`kqueue.http.auth`). ``limits`` are upper limits (:mod:`kqueue.upper_limits`).
     """
 
     name: str
@@ -67,6 +67,7 @@ class Caller:
     priority: Priority = Priority.INTERACTIVE
     owner: str = LOCAL
     restricted: Viewer | None = None
+    limits: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def viewer(self) -> Viewer:
@@ -133,6 +134,7 @@ class Gateway:
         self._submitting: Counter[UUID] = Counter()
         self._streams: Counter[UUID | None] = Counter()
         self._noted: dict[tuple[object, ...], float] = {}
+        self._limits = upper_limits.of_scopes(config.http_limits)
 
     async def open(self) -> None:
         """Check the database's schema.
@@ -165,7 +167,12 @@ class Gateway:
         ``find`` is :func:`kqueue.store.tokens.find` or :func:`kqueue.store.sessions.find`.
         """
         token = await self.admit(find, secret)
-        return None if token is None else Caller(token.name, token.scopes, token.id, token.priority, token.owner)
+        if token is None:
+            return None
+        scopes = ("*", *sorted(token.scopes, key=list(tokens.Scope).index))
+        limits = {path: most for scope in scopes for path, most in self._limits.get(scope, {}).items()}
+        who = (token.name, token.scopes, token.id, token.priority, token.owner)
+        return Caller(*who, limits={**limits, **token.limits})
 
     async def admit(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Read or change tokens and sessions, before the caller is known. It waits for no other request's query."""
@@ -263,11 +270,12 @@ class Gateway:
         )
 
     def _allowed(self, caller: Caller, request: contract.Request) -> contract.Request:
-        """Return the request with its caller's limits applied, or raise InvalidRequest for too high a priority."""
+        """Return the request with its caller's limits applied, or raise InvalidRequest if it asks for more."""
         if request.priority is Priority.INTERACTIVE and caller.priority is not Priority.INTERACTIVE:
             raise InvalidRequest(f"priority: this token can request {caller.priority} at most")
         if self.config.callback_secret is None and (request.callback_url or request.batch_callback_url):
             raise InvalidRequest("callback_url: this server sends no callbacks: start it with KQUEUE_CALLBACK_SECRET")
+        request = upper_limits.apply(request, caller.limits)
         update: dict[str, str] = {}
         if caller.token_id is not None:
             update["producer"] = f"token:{caller.token_id}"

@@ -570,6 +570,8 @@ class Token(Base):
     """Treatment of submissions when they are used up (:class:`~kqueue.states.Spent`)."""
     owner: Mapped[str] = _owner()
     """Owner of its submissions, whose work alone it sees unless a scope permits more."""
+    limits: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'::jsonb"))
+    """Upper limits of the numbers in its requests, by path (:mod:`kqueue.upper_limits`)."""
 
 
 class Login(Base):

@@ -311,13 +311,26 @@ def test_a_spent_budget(served: Served, config: Config, engine: Engine, worker_i
 
 
 def test_a_token_belongs_to_an_owner(config: Config, engine: Engine) -> None:
-    """By default to `local`. Other names than an owner's, and an owner of a login that serves all, are refused."""
+    """By default to one of its name. Names that no owner has, and an owner of a login that serves all, are refused."""
     create = ("token", "create", "--scope", "read", "--name")
-    assert [command(config, *create, name, *more)[0] for name, more in (("a", ()), ("b", ("--owner", "bob.2")))] == [
-        0,
-        0,
-    ]
-    assert [known.owner for known in tokens.listing(engine)] == ["local", "bob.2"]
+    for name, more, sees in (
+        ("a", (), "work of a"),
+        ("b", ("--owner", "bob.2"), "work of bob.2"),
+        ("Bob's night", ("--owner", "local", "--scope", "read:all"), "all work"),
+        ("c", ("--expires", "1s"), "nothing"),
+    ):
+        status, _, told = command(config, *create, name, *more)
+        assert status == 0
+        if "--expires" in more:
+            change(engine, "UPDATE tokens SET expires_at = now() WHERE name = 'c'")
+        else:
+            assert told.endswith(f", and sees {sees}\n")
+        listed = json.loads(command(config, "token", "list", "--json")[1].splitlines()[-1])
+        assert listed["sees"] == sees
+        assert sees in " ".join(command(config, "token", "list")[1].split())
+    assert [known.owner for known in tokens.listing(engine)] == ["a", "bob.2", "local", "c"]
+    status, _, error = command(config, *create, "Bob's night")
+    assert (status, error.partition(":")[0], "--owner" in error) == (2, "--name", True)
     for refused in (
         (*create, "c", "--owner", "kqueue's probes"),
         ("db", "login", "c", "--role", "reader", "--owner", "bob.2"),
