@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from uuid import UUID, uuid4
 
@@ -115,6 +116,24 @@ class TestAccess:
                 answer = client.get("/v1/fleet")
                 problem_of(answer, 401, "unauthenticated")
                 assert 'error="invalid_token"' in answer.headers["www-authenticate"]
+
+    def test_what_lasts_ends_with_the_token(self, served: Served, engine: Engine, token, fields) -> None:
+        """A wait gets 401 and a stream ends soon after a revocation, and those of another token go on."""
+        secret, other = token("problems"), token("read")
+        with served.client(secret) as http, served.client(other) as goes_on, ThreadPoolExecutor(2) as pool:
+            made = http.post("/v1/evaluations", json=fields(0, batch="b")).raise_for_status().json()
+            wait = f"/v1/evaluations/{made['evaluation_id']}/wait"
+            ours, theirs = (
+                pool.submit(client.get, wait, params={"timeout": seconds})
+                for client, seconds in ((http, 55), (goes_on, 4))
+            )
+            with http.stream("GET", "/v1/batches/b/events") as stream:
+                lines = stream.iter_lines()
+                assert "progress" in next(line for line in lines if line.startswith("event:"))
+                tokens.revoke(engine, "a problems one")
+                assert [line for line in lines if line.startswith("event:")] == []
+            problem_of(ours.result(), 401, "unauthenticated")
+            assert theirs.result().json()["verdict"] is None
 
     def test_a_token_is_a_producer(self, served: Served, engine: Engine, fields) -> None:
         """The token's name replaces a declared one. A priority above its limit is an error in that entry's position."""

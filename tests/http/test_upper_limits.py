@@ -26,7 +26,7 @@ JOB = {"problem_id": 1, "sample_id": 1, "ref_arch_src": "class Model: ...", "cus
 TASK = {"task_id": "t", "reference_code": "class Model: ...", "kernel_code": "class ModelNew: ...", "backend": "torch"}
 LIMITS = {"deadlines.check_s": 30.0, "timing.calls": 50, "source_bytes": 1000}
 OVER = request_fields(settings={"timing": {"calls": 60}})
-WORDS = "settings.timing.calls: 60 exceeds your upper upper limit of 50"
+WORDS = "settings.timing.calls: 60 exceeds your upper limit of 50"
 
 
 @pytest.fixture
