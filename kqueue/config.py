@@ -117,6 +117,10 @@ class Config(BaseSettings):
     """Maximum number of evaluations in one request."""
     http_max_queued: int = Field(default=10_000, ge=1)
     """Maximum number of evaluations without a verdict for each token."""
+    http_limits: str = "{}"
+    """Upper limits of the numbers in requests, by scope as JSON: ``{"submit": {"deadlines.check_s": 60}}``. The highest
+    scope of a token counts, ``*`` is for all, and a token's own limits take precedence (`kqueue token create
+    --limit`)."""
     session_idle_s: float = Field(default=14_400.0, gt=0)
     """Seconds without a request after which a browser is logged out. A page that updates itself sends none."""
     oidc_issuer: str | None = None

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from kqueue import backends
 from kqueue.categories import Blame, Category
-from kqueue.contract import Comparison, Deadlines, Precision, Request, Verdict, parse_request
+from kqueue.contract import Comparison, Deadlines, Precision, Request, Settings, Timing, Verdict, parse_request
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import Measurement, json_number
 
@@ -94,13 +94,15 @@ def request_of(problem: str, kernel: str, **arguments: Any) -> Request:
         InvalidRequest: an argument is wrong. The message names it.
     """
     asked = {**_DEFAULTS, **arguments}
+    checks = _whole("num_correct_trials", asked["num_correct_trials"], 1, 100)
     settings = {
         "precision": _precision(asked["precision"]),
         "seed": None if asked["seed_num"] is None else _whole("seed_num", asked["seed_num"], 0, 2**63 - 1),
-        "checks": _whole("num_correct_trials", asked["num_correct_trials"], 1, 100),
         "timing": _timing(asked["num_perf_trials"], asked["measure_performance"]),
         "comparison": asked["comparison"],
         "deadlines": _deadlines(asked["timeout_s"]),
+        # Numbers with the same default here and there do not count as set. Clients of drop-ins send all of them.
+        **({} if checks == Settings().checks else {"checks": checks}),
     }
     fields = {name: value for name, value in asked.items() if name not in _DEFAULTS}
     backend = _backend(asked["backend"])
@@ -213,7 +215,8 @@ def _precision(name: object) -> Precision:
 
 def _timing(num_perf_trials: int, measure_performance: bool) -> dict[str, Any]:
     calls = _whole("num_perf_trials", num_perf_trials, 0, 10_000)
-    return {"enabled": measure_performance and calls > 0, "calls": max(calls, MIN_PERF_TRIALS)}
+    number = {} if calls == Timing().calls else {"calls": max(calls, MIN_PERF_TRIALS)}
+    return {"enabled": measure_performance and calls > 0, **number}
 
 
 def _deadlines(timeout_s: float | None) -> Deadlines:
@@ -221,7 +224,7 @@ def _deadlines(timeout_s: float | None) -> Deadlines:
         return Deadlines()
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < float("inf"):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidRequest(f"timeout: seconds above 0 are needed, not {timeout_s!r}")
-    return Deadlines(**{name: min(value, timeout_s) for name, value in Deadlines().model_dump().items()})
+    return Deadlines(**{name: timeout_s for name, value in Deadlines().model_dump().items() if timeout_s < value})
 
 
 def _whole(name: str, value: object, least: int, most: int) -> int:

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import typer
 
+from kqueue import upper_limits
 from kqueue.cli import options
 from kqueue.cli.connection import actor, database
 from kqueue.cli.render import console, emit, text
@@ -299,7 +300,7 @@ def login(
     name: Annotated[str, typer.Argument(help="The login's name.")],
     role: Annotated[Role, typer.Option(help="The purpose of the login, which limits its privileges.")],
     owner: options.Owner = "local",
-    limit: options.Upper = None,
+    limit: options.Limits = None,
 ) -> None:
     """Create a login for a role, or change its password. Connect as the owner of the tables.
 
@@ -311,7 +312,9 @@ def login(
     from kqueue.store.models import LOCAL
 
     options.check_owner(owner)
-    limits = options.upper_limits(limit)
+    limits = options.limits_of(limit)
+    if upper_limits.SOURCE in limits:
+        raise InvalidRequest(f"--limit: {upper_limits.SOURCE} is only for tokens")
     if (owner != LOCAL or limits) and role is not Role.PRODUCER:
         option = "--limit" if limits else "--owner"
         raise InvalidRequest(f"{option}: only for producers, because a {role} serves all owners")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from kqueue import upper_limits
 from kqueue.cli import sources
 from kqueue.cli.connection import detail_of
 from kqueue.errors import EvaluationFailed, InvalidRequest, KqueueError
@@ -43,36 +44,33 @@ Assignments = Annotated[
     typer.Option("--set", metavar="NAME=VALUE", help="One setting, such as deadlines.check_s=5. Repeatable."),
 ]
 
-Upper = Annotated[
+Limits = Annotated[
     list[str] | None,
     typer.Option(
-        "--limit", metavar="PATH=NUMBER", help="Greatest accepted setting, such as deadlines.check_s=30. Repeatable."
+        "--limit",
+        metavar="PATH=NUMBER",
+        help="Upper limit of a number in its requests, such as deadlines.check_s=30, limits.host_memory_bytes=4GiB or, "
+        "for tokens, source_bytes=100000. Repeatable.",
     ),
 ]
 
 
-def upper_limits(given: Iterable[str] | None) -> dict[str, float]:
-    """Return the limits in values of ``--limit`` by path, or raise InvalidRequest."""
-    from kqueue.contract import Settings
-
-    limits: dict[str, float] = {}
-    for one in given or ():
-        path, _, number = one.partition("=")
-        setting: Any = Settings().model_dump()
-        for name in path.split("."):
-            setting = setting.get(name) if isinstance(setting, dict) else None
-        if type(setting) not in (int, float) or not re.fullmatch(r"[0-9]+(\.[0-9]+)?", number):
-            raise InvalidRequest(f"--limit: {one}: use a setting and a number, such as deadlines.check_s=30")
-        limits[path] = float(number) if "." in number else int(number)
-    return limits
+def limits_of(given: Iterable[str] | None) -> dict[str, float]:
+    """Return the values of ``--limit`` by path, or raise InvalidRequest."""
+    pairs = [limit.partition("=") for limit in given or ()]
+    try:
+        return upper_limits.parse({path: number for path, _, number in pairs})
+    except InvalidRequest as error:
+        raise InvalidRequest(f"--limit {error}") from None
 
 
-def check_owner(name: str) -> None:
-    """Raise InvalidRequest if an owner cannot have this name."""
+def check_owner(name: str, option: str = "--owner", instead: str = "") -> None:
+    """Raise InvalidRequest if an owner cannot have this name. ``instead`` is more advice."""
     from kqueue.store.models import OWNER_NAME
 
     if not re.fullmatch(OWNER_NAME, name):
-        raise InvalidRequest(f"--owner: {name!r}: use 1 to 63 of a-z, 0-9 and ._- that begin with a letter or digit")
+        allowed = "use 1 to 63 of a-z, 0-9 and ._- that begin with a letter or digit"
+        raise InvalidRequest(f"{option}: {name!r}: {allowed}{instead}")
 
 
 def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from kqueue.cli import audit, options
 from kqueue.cli.connection import database
-from kqueue.cli.render import Columns, budget, emit, moment, table
+from kqueue.cli.render import Columns, budget, emit, moment, say, table
 from kqueue.errors import InvalidRequest
 from kqueue.figures import duration
 from kqueue.states import Priority, Spent
@@ -59,7 +59,9 @@ def create(
             "(also control of the fleet). In addition `read:all` and `cancel:all`, for the work of all owners."
         ),
     ],
-    owner: options.Owner = "local",
+    owner: Annotated[
+        str | None, typer.Option(help="The owner of its submissions, whose work alone it sees. By default its name.")
+    ] = None,
     expires: Annotated[
         str | None, typer.Option(help="Age after which it expires: `90m`, `12h`, `30d`. Default: never.")
     ] = None,
@@ -71,6 +73,7 @@ def create(
     ] = 1.0,
     budget: _Budget = None,
     when_spent: _WhenSpent = "refuse",
+    limit: options.Limits = None,
     as_json: options.Json = False,
 ) -> None:
     """Create a token and print it. It is shown only now, because it is not stored."""
@@ -88,20 +91,25 @@ def create(
     allowed = None if budget is None else _budget(budget, when_spent)
     if not name.strip() or len(name) > 200 or "\0" in name:
         raise InvalidRequest("--name: one to 200 characters")
-    options.check_owner(owner)
+    if owner is None:
+        options.check_owner(name, "--name", ", or give --owner: without it, the name is the owner of its work")
+    else:
+        options.check_owner(owner)
     with database("token") as engine, together(engine):
         made, secret = tokens.create(
             engine,
             name,
             scopes,
-            owner=owner,
+            owner=owner or name,
             expires_after=None if expires is None else _lifetime(expires),
             priority=Priority(priority),
             weight=weight,
+            limits=options.limits_of(limit),
             budget=allowed,
         )
         audit.record(engine, "token create", _named(made))
     emit(made, lambda _: print(secret), as_json=as_json, record=lambda made: _record(made) | {"token": secret})
+    say(f"it submits for the owner {made.owner}, and sees {_sees(made)}")
 
 
 @_group.command()
@@ -109,27 +117,33 @@ def edit(
     which: Annotated[str, typer.Argument(help="A token's id, or a name for all tokens with it.")],
     budget: _Budget = None,
     when_spent: _WhenSpent = "refuse",
-    no_budget: Annotated[bool, typer.Option("--no-budget", help="Remove the limit.")] = False,
+    no_budget: Annotated[bool, typer.Option("--no-budget", help="Remove the budget.")] = False,
+    limit: options.Limits = None,
+    no_limits: Annotated[bool, typer.Option("--no-limits", help="Remove all upper limits.")] = False,
 ) -> None:
-    """Change the budget of tokens, starting with the next submission.
+    """Change the budget of tokens, or replace their upper limits, starting with the next submission.
 
     The exit status is 1 if no valid token has this id or name.
     """
     from kqueue.store import tokens
     from kqueue.store.engine import together
 
-    if (budget is None) is not no_budget:
-        raise InvalidRequest("give either --budget or --no-budget")
+    if [budget is not None, no_budget, bool(limit), no_limits].count(True) != 1:
+        raise InvalidRequest("give one of --budget, --no-budget, --limit and --no-limits")
     allowed = None if budget is None else _budget(budget, when_spent)
+    limits = options.limits_of(limit)
     with database("token") as engine, together(engine):
-        changed = tokens.set_budget(engine, which, allowed)
+        if limit or no_limits:
+            changed = tokens.set_limits(engine, which, limits)
+        else:
+            changed = tokens.set_budget(engine, which, allowed)
         audit.record(engine, "token edit", *map(_named, changed))
     _report("changed", changed, which)
 
 
 @_group.command("list")
 def list_(as_json: options.Json = False) -> None:
-    """Show all tokens without their secrets."""
+    """Show all tokens without their secrets, and the work that each sees."""
     from kqueue.store import tokens
 
     with database("token") as engine:
@@ -142,6 +156,7 @@ _TOKEN: Final[Columns[Known]] = {
     "name": lambda token: token.name,
     "owner": lambda token: token.owner,
     "scopes": lambda token: " ".join(token.scopes),
+    "sees": lambda token: _sees(token),
     "priority": lambda token: token.priority,
     "weight": lambda token: f"{token.weight:g}",
     "created": lambda token: moment(token.created_at),
@@ -149,6 +164,7 @@ _TOKEN: Final[Columns[Known]] = {
     "revoked": lambda token: moment(token.revoked_at),
     "last used": lambda token: moment(token.last_used_at),
     "budget": lambda token: budget(token.budget),
+    "limits": lambda token: " ".join(f"{path}={most:.12g}" for path, most in token.limits.items()),
 }
 
 
@@ -181,7 +197,20 @@ def _named(token: Known) -> str:
 
 
 def _record(token: Known) -> dict[str, Any]:
-    return asdict(token) | {"scopes": [scope.value for scope in token.scopes], "budget": budget_record(token.budget)}
+    scopes = [scope.value for scope in token.scopes]
+    return asdict(token) | {"scopes": scopes, "sees": _sees(token), "budget": budget_record(token.budget)}
+
+
+def _sees(token: Known) -> str:
+    """Return the work that a token sees, in words."""
+    from kqueue.store.tokens import Scope
+
+    if token.revoked_at is not None or (token.expires_at is not None and token.expires_at <= datetime.now(UTC)):
+        return "nothing"
+    if Scope.READ_ALL in token.scopes:
+        return "all work"
+    reads = any(scope.covers(Scope.READ) for scope in token.scopes)
+    return f"work of {token.owner}" if reads else "nothing"
 
 
 def budget_record(budget: Budget | None) -> dict[str, Any] | None:

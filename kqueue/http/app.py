@@ -12,7 +12,7 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kqueue import receipts, tracing
+from kqueue import receipts, tracing, upper_limits
 from kqueue.config import Config
 from kqueue.errors import KqueueError, ServiceError
 from kqueue.http import auth, check_access, eval_server, failures, jobs, maintenance, metrics, openapi, tasks, v1
@@ -51,7 +51,9 @@ def create_app(
         ConfigError: no database is set, other machines could send requests without a token, or the key is invalid.
     """
     check_access(config)
-    receipts.load_keys(config.receipt_key)  # An invalid file is reported now, and not at the first receipt.
+    # Invalid files and limits are reported now, and not at their first use.
+    receipts.load_keys(config.receipt_key)
+    upper_limits.of_scopes(config.http_limits)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:

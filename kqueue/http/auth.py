@@ -15,7 +15,7 @@ from fastapi.security.utils import get_authorization_scheme_param
 
 from kqueue.http import SESSION, is_loopback, trusts_local_users
 from kqueue.http.failures import HttpError
-from kqueue.http.gateway import Caller, Gateway
+from kqueue.http.gateway import ENDED, Caller, Gateway
 from kqueue.store import tokens
 from kqueue.store.engine import FLEET, Viewer, act_as
 from kqueue.store.tokens import Scope
@@ -153,7 +153,7 @@ async def _identify(request: Request) -> Caller:
     gateway: Gateway = request.app.state.gateway
     caller = await gateway.identify(tokens.find, secret)
     if caller is None:
-        raise _unauthenticated("the token is unknown, expired or revoked", error="invalid_token")
+        raise _unauthenticated(ENDED, error="invalid_token")
     return caller
 
 

@@ -18,7 +18,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse
 from pydantic import AliasChoices, Field
 
-from kqueue import kernelbench
+from kqueue import kernelbench, upper_limits
 from kqueue.categories import Blame, Category
 from kqueue.client.database import takes_any_lane
 from kqueue.contract import Bounded, Request, Verdict
@@ -105,6 +105,7 @@ async def accept(
             :meth:`Gateway.submit`.
         InvalidRequest, DatabaseUnavailable: the errors of :meth:`kqueue.Client.submit`.
     """
+    request = upper_limits.apply(request, caller.limits)
     name = key if key is not None else request.model_dump_json()
     stands_s = None if key is not None else stands_s
     kind = "key" if stands_s is None else "same"

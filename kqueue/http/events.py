@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated, Final
 from uuid import UUID
 
@@ -84,7 +83,7 @@ async def batch_events(
         raise unknown_batch(batch)
     if last_event_id and last_event_id.startswith(_END) and state.finished_at == since:
         return Response(status_code=204)
-    events = gateway.follow(caller, _follow(gateway, batch, since))
+    events = gateway.follow(caller, partial(_follow, gateway, batch, since), every_s=_LOOK_EVERY_S)
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
@@ -93,14 +92,15 @@ def unknown_batch(batch: str) -> HttpError:
     return HttpError(404, f"no evaluation was submitted under the batch {batch!r}", code="unknown_batch")
 
 
-async def _follow(gateway: Gateway, batch: str, since: datetime | None) -> AsyncGenerator[bytes]:
-    """Yield the events after ``since`` until all verdicts are sent, the stream's time is over, or the server stops."""
+async def _follow(
+    gateway: Gateway, batch: str, since: datetime | None, looks: AsyncIterable[None]
+) -> AsyncGenerator[bytes]:
+    """Yield the events after ``since`` that each look finds, until all verdicts are sent."""
     sent: set[UUID] = set()
     last_state: reports.Batch | None = None
     sent_at = time.monotonic()
-    ends_at = sent_at + gateway.stream_s
     yield format_sse_event(retry=1000)
-    while not gateway.stopping.is_set() and time.monotonic() < ends_at:
+    async for _ in looks:
         try:
             # The state is read first: if it counts all evaluations as finished, the next query returns them all.
             state = await gateway.read(reports.batch_state, batch)
@@ -123,8 +123,6 @@ async def _follow(gateway: Gateway, batch: str, since: datetime | None) -> Async
         if state is None or state.finished_at is not None:
             yield _event("end", b"{}", None if since is None else _END + since.isoformat())
             return
-        with suppress(TimeoutError):
-            await asyncio.wait_for(gateway.stopping.wait(), _LOOK_EVERY_S)
 
 
 async def _finished(

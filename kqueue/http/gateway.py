@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Concatenate, Final, ParamSpec, TypeVar
 from uuid import UUID
@@ -18,7 +18,7 @@ from fastapi import Depends, Request
 from sqlalchemy import Engine
 from starlette.requests import ClientDisconnect
 
-from kqueue import contract, receipts
+from kqueue import contract, receipts, upper_limits
 from kqueue.client import AsyncClient, AsyncTicket
 from kqueue.client.database import DatabaseTransport
 from kqueue.config import Config
@@ -47,6 +47,10 @@ _GATHER_S: Final = 0.02
 _SOON: Final = {"Retry-After": "1"}
 #: Maximum number of entries of the audit log that are remembered, to write none of them twice.
 _REMEMBERED: Final = 10_000
+#: Seconds between two look-ups of a credential while an answer to its holder lasts.
+_LOOK_AGAIN_S: Final = 1.0
+#: Detail of the error for a credential that is not valid.
+ENDED: Final = "the token is unknown, expired or revoked"
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -58,7 +62,8 @@ class Caller:
 
     ``name`` is the token's, or a description of a caller without a token. ``priority`` is the highest that the caller
     can request. ``owner`` is the owner of the caller's work. ``restricted`` is the view to which a header restricts the
-    request (:mod:`kqueue.http.auth`).
+    request (:mod:`kqueue.http.auth`). ``limits`` are upper limits (:mod:`kqueue.upper_limits`). ``credential`` has the
+    arguments of :meth:`Gateway.identify`, or is None for a caller without a token or session.
     """
 
     name: str
@@ -67,6 +72,10 @@ class Caller:
     priority: Priority = Priority.INTERACTIVE
     owner: str = LOCAL
     restricted: Viewer | None = None
+    limits: Mapping[str, float] = field(default_factory=dict, compare=False)
+    credential: tuple[Callable[[Engine, str], tokens.Known | None], str] | None = field(
+        default=None, compare=False, repr=False
+    )
 
     @property
     def viewer(self) -> Viewer:
@@ -133,6 +142,9 @@ class Gateway:
         self._submitting: Counter[UUID] = Counter()
         self._streams: Counter[UUID | None] = Counter()
         self._noted: dict[tuple[object, ...], float] = {}
+        self._limits = upper_limits.of_scopes(config.http_limits)
+        self._holders: Counter[str] = Counter()
+        self._endings: dict[str, asyncio.Task[None]] = {}
 
     async def open(self) -> None:
         """Check the database's schema.
@@ -165,7 +177,12 @@ class Gateway:
         ``find`` is :func:`kqueue.store.tokens.find` or :func:`kqueue.store.sessions.find`.
         """
         token = await self.admit(find, secret)
-        return None if token is None else Caller(token.name, token.scopes, token.id, token.priority, token.owner)
+        if token is None:
+            return None
+        scopes = ("*", *sorted(token.scopes, key=list(tokens.Scope).index))
+        limits = {path: most for scope in scopes for path, most in self._limits.get(scope, {}).items()}
+        who = (token.name, token.scopes, token.id, token.priority, token.owner)
+        return Caller(*who, limits={**limits, **token.limits}, credential=(find, secret))
 
     async def admit(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Read or change tokens and sessions, before the caller is known. It waits for no other request's query."""
@@ -263,11 +280,12 @@ class Gateway:
         )
 
     def _allowed(self, caller: Caller, request: contract.Request) -> contract.Request:
-        """Return the request with its caller's limits applied, or raise InvalidRequest for too high a priority."""
+        """Return the request with its caller's limits applied, or raise InvalidRequest if it asks for more."""
         if request.priority is Priority.INTERACTIVE and caller.priority is not Priority.INTERACTIVE:
             raise InvalidRequest(f"priority: this token can request {caller.priority} at most")
         if self.config.callback_secret is None and (request.callback_url or request.batch_callback_url):
             raise InvalidRequest("callback_url: this server sends no callbacks: start it with KQUEUE_CALLBACK_SECRET")
+        request = upper_limits.apply(request, caller.limits)
         update: dict[str, str] = {}
         if caller.token_id is not None:
             update["producer"] = f"token:{caller.token_id}"
@@ -331,8 +349,13 @@ class Gateway:
         if caller.token_id is not None:
             await self.read(tokens.attribute, caller.token_id, [ticket.evaluation_id for ticket in tickets])
 
-    def follow(self, caller: Caller, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-        """Return the same events, counted as one of the caller's streams while they last.
+    def follow(
+        self, caller: Caller, events: Callable[[AsyncGenerator[None]], AsyncGenerator[bytes]], *, every_s: float
+    ) -> AsyncGenerator[bytes]:
+        """Return events, counted as one of the caller's streams while they last.
+
+        ``events`` looks for events at each item of its argument, which comes every ``every_s`` seconds. The items end
+        with the caller's credential, the time of a stream, and the server.
 
         Raises:
             HttpError: 429 if the caller has too many streams open.
@@ -347,13 +370,51 @@ class Gateway:
         async def counted() -> AsyncGenerator[bytes]:
             self._streams[caller.token_id] += 1
             try:
-                async with aclosing(events):
-                    async for event in events:
+                async with self.held(caller) as ended, aclosing(events(self._looks(ended, every_s))) as stream:
+                    async for event in stream:
                         yield event
             finally:
                 self._streams[caller.token_id] -= 1
 
         return counted()
+
+    async def _looks(self, ended: asyncio.Task[None], every_s: float) -> AsyncGenerator[None]:
+        ends_at = time.monotonic() + self.stream_s
+        while not (self.stopping.is_set() or ended.done()) and time.monotonic() < ends_at:
+            yield
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), every_s)
+
+    async def while_valid(self, caller: Caller, pages: AsyncIterable[_T]) -> AsyncGenerator[_T]:
+        """Yield pages. Raise an HttpError 401 at the end of the caller's credential."""
+        async with self.held(caller) as ended:
+            async for page in pages:
+                if ended.done():
+                    raise HttpError(401, ENDED)
+                yield page
+
+    @asynccontextmanager
+    async def held(self, caller: Caller) -> AsyncGenerator[asyncio.Task[None]]:
+        """Yield a task that ends with the caller's credential. All answers of one credential share the look-ups."""
+        key = "" if caller.credential is None else caller.credential[1]
+        if key not in self._endings:
+            self._endings[key] = asyncio.create_task(self._until_ended(caller))
+        self._holders[key] += 1
+        try:
+            yield self._endings[key]
+        finally:
+            self._holders[key] -= 1
+            if not self._holders[key]:
+                del self._holders[key]
+                self._endings.pop(key).cancel()
+
+    async def _until_ended(self, caller: Caller) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            # While the database cannot be used, nothing is known about the credential.
+            with suppress(DatabaseUnavailable):
+                if caller.credential is not None and await self.identify(*caller.credential) is None:
+                    return
 
     async def wait(self, request: Request, evaluation_id: UUID, timeout: float | None) -> Verdict | None:
         """Return an evaluation's verdict, or None if it does not come within ``timeout`` seconds.
@@ -371,6 +432,7 @@ class Gateway:
 
         Raises:
             UnknownEvaluation: the caller sees no evaluation with one of these ids.
+            HttpError: 401, the caller's credential has ended.
         """
         known = await self.read(evaluations.existing, ids)
         for identity in ids:
@@ -381,7 +443,11 @@ class Gateway:
         stopping = asyncio.create_task(self.stopping.wait())
         gone = asyncio.create_task(_gone(request))
         try:
-            await asyncio.wait({*futures, stopping, gone}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            async with self.held(request.state.caller) as ended:
+                waited = {*futures, stopping, gone, ended}
+                await asyncio.wait(waited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                raise HttpError(401, ENDED)
             if len(futures) > 1:
                 await asyncio.sleep(_GATHER_S)
             verdicts = {identity: future.result() for future, identity in futures.items() if future.done()}

@@ -20,7 +20,7 @@ from kqueue.http import failures
 from kqueue.http.auth import Admin
 from kqueue.http.devices import CurrentFleet, Device, Fleet, View
 from kqueue.http.failures import HttpError
-from kqueue.http.gateway import CurrentGateway, Gateway
+from kqueue.http.gateway import ENDED, Caller, CurrentGateway, Gateway
 from kqueue.states import GpuState
 from kqueue.store import gpus
 from kqueue.store.engine import lacks_right
@@ -36,7 +36,7 @@ _Wait = Annotated[float, Query(ge=0, le=600, description="Seconds to wait for te
 
 
 @router.post("/cleanup")
-async def cleanup(gateway: CurrentGateway, fleet: CurrentFleet, _: Admin, wait_s: _Wait = 60.0) -> dict[str, Any]:
+async def cleanup(gateway: CurrentGateway, fleet: CurrentFleet, caller: Admin, wait_s: _Wait = 60.0) -> dict[str, Any]:
     """Clean up the fleet, and test every GPU that is not drained.
 
     The clean-up ends attempts whose worker is gone and repeats them, gives up silent workers, sends messages again that
@@ -48,7 +48,7 @@ async def cleanup(gateway: CurrentGateway, fleet: CurrentFleet, _: Admin, wait_s
     chosen = [device for device in view.devices if device.attended and _is_for_tests(device)]
     for device in chosen:
         await _test_now(gateway, device)
-    over = await _until_decided(gateway, fleet, {device.gpu.uuid for device in chosen}, wait_s)
+    over = await _until_decided(gateway, caller, fleet, {device.gpu.uuid for device in chosen}, wait_s)
     return {
         "status": "cleanup completed" if over else "cleanup completed, tests continue",
         "message": "swept" if swept else "the workers' supervisors sweep every few seconds",
@@ -82,7 +82,7 @@ async def reset_gpu(
     if not await gateway.read(gpus.reset, uuid, reason=reason, grace_s=grace_s):
         detail = f"{device.gpu.paused}. A test cannot end that: run `kqueue gpu resume`"
         raise HttpError(409, detail, code="gpu_quarantined")
-    over = await _until_decided(gateway, fleet, {uuid}, grace_s + _RESET_S)
+    over = await _until_decided(gateway, caller, fleet, {uuid}, grace_s + _RESET_S)
     now = (await fleet.get()).device(device_id)
     status, message = GpuState.QUARANTINED if over else "still being reset", now.error
     if now.error is None:
@@ -100,7 +100,9 @@ async def reset_gpu(
 
 
 @router.post("/reset_devices")
-async def reset_devices(gateway: CurrentGateway, fleet: CurrentFleet, _: Admin, wait_s: _Wait = 60.0) -> dict[str, Any]:
+async def reset_devices(
+    gateway: CurrentGateway, fleet: CurrentFleet, caller: Admin, wait_s: _Wait = 60.0
+) -> dict[str, Any]:
     """Return drained GPUs to service, and test quarantined GPUs at once.
 
     A GPU with wrongly judged probes keeps its state.
@@ -109,7 +111,9 @@ async def reset_devices(gateway: CurrentGateway, fleet: CurrentFleet, _: Admin, 
     chosen = [device for device in every if device.gpu.state != GpuState.SERVING and not device.gpu.is_left_alone]
     for device in chosen:
         await gateway.read(gpus.resume, device.gpu.uuid)
-    over = await _until_decided(gateway, fleet, {device.gpu.uuid for device in chosen if device.attended}, wait_s)
+    over = await _until_decided(
+        gateway, caller, fleet, {device.gpu.uuid for device in chosen if device.attended}, wait_s
+    )
     view = await fleet.get()
     return {
         "status": "device pool reset" if over else "device pool reset, tests continue",
@@ -144,16 +148,19 @@ async def _test_now(gateway: Gateway, device: Device) -> None:
         await gateway.read(gpus.resume, device.gpu.uuid)
 
 
-async def _until_decided(gateway: Gateway, fleet: Fleet, uuids: set[str], timeout_s: float) -> bool:
+async def _until_decided(gateway: Gateway, caller: Caller, fleet: Fleet, uuids: set[str], timeout_s: float) -> bool:
     """Wait until each of the GPUs serves or failed its test. Return False at the timeout or if the server stops."""
     deadline = time.monotonic() + timeout_s
-    while True:
-        view = await fleet.renewed()
-        if all(_decided(device) for device in view.devices if device.gpu.uuid in uuids):
-            return True
-        if time.monotonic() >= deadline or gateway.stopping.is_set():
-            return False
-        await asyncio.sleep(_LOOK_S)
+    async with gateway.held(caller) as ended:
+        while True:
+            view = await fleet.renewed()
+            if all(_decided(device) for device in view.devices if device.gpu.uuid in uuids):
+                return True
+            if ended.done():
+                raise HttpError(401, ENDED)
+            if time.monotonic() >= deadline or gateway.stopping.is_set():
+                return False
+            await asyncio.sleep(_LOOK_S)
 
 
 def _is_for_tests(device: Device) -> bool:

@@ -76,15 +76,15 @@ class Metrics:
         self._known: dict[UUID, datetime] = {}
         self._lanes: set[str] = set()
         self._owners: set[str] = set()
+        self._load = CollectorRegistry()
+        self._load.register(_Now(self))
         self._registry = CollectorRegistry()
-        self._registry.register(_Now(self))
-        self._of_owners = CollectorRegistry()
         self.view: View | None = None
         self.crowds: list[Crowd] = []
         self.now = self._since
 
-        def counter(name: str, words: str, *labels: str, of: CollectorRegistry = self._registry) -> Counter:
-            return Counter(f"kqueue_{name}", words, labels, registry=of)
+        def counter(name: str, words: str, *labels: str) -> Counter:
+            return Counter(f"kqueue_{name}", words, labels, registry=self._registry)
 
         def histogram(name: str, words: str, *labels: str) -> Histogram:
             return Histogram(f"kqueue_{name}", words, labels, buckets=_BOUNDS_S, registry=self._registry)
@@ -95,11 +95,8 @@ class Metrics:
         self._recorded = counter("recorded", "Verdicts, by the part of the fleet that recorded them.", "by")
         self._builds = counter("builds", "Sources with extensions, by the process that compiled them.", "by")
         self._exclusive = counter("device_exclusive_seconds", "Seconds of exclusive use of devices.", "lane")
-        own = self._of_owners
-        self._owners_ended = counter(
-            "owner_evaluations", "Evaluations that got their verdicts.", "owner", "blame", of=own
-        )
-        self._owners_used = counter("owner_step_seconds", "Seconds of the steps of evaluations.", "owner", of=own)
+        self._owners_ended = counter("owner_evaluations", "Evaluations that got their verdicts.", "owner", "blame")
+        self._owners_used = counter("owner_step_seconds", "Seconds of the steps of evaluations.", "owner")
         self._waited = histogram("wait_seconds", "Time from submission to the first attempt.", "lane", "priority")
         self._total = histogram("verdict_seconds", "Time from submission to the verdict.", "lane", "priority")
         self._steps = histogram("step_seconds", "Durations of an evaluation's steps.", "lane", "step")
@@ -109,17 +106,16 @@ class Metrics:
         for writer in Writer:
             self._recorded.labels(writer.value)
 
-    async def text(self, *, owners: bool) -> bytes:
-        """Return all metrics in Prometheus' text format, or raise DatabaseUnavailable.
+    async def text(self, *, work: bool) -> bytes:
+        """Return the metrics in Prometheus' text format, or raise DatabaseUnavailable.
 
-        Without ``owners`` the series of single owners are missing.
+        Without ``work`` they describe the load and the health of the fleet only, and not the evaluations of owners.
         """
         async with self._turn:
             view = await self._fleet.get()
             # A million verdicts take minutes. A reader's thread keeps the event loop free for other requests.
             with acting(FLEET):
-                fleet = await self._gateway.read(self._text, view)
-        return fleet + generate_latest(self._of_owners) if owners else fleet
+                return await self._gateway.read(self._text, view, work=work)
 
     def begin(self, engine: Engine) -> None:
         """Begin to count. Evaluations that have ended are not counted."""
@@ -127,7 +123,7 @@ class Metrics:
         for page in self._pages(engine):
             self._known |= dict(page)
 
-    def _text(self, engine: Engine, view: View) -> bytes:
+    def _text(self, engine: Engine, view: View, *, work: bool) -> bytes:
         self.view, self.now, self.crowds = view, reports.now(engine), reports.crowds(engine)
         for lane in view.lanes:
             self._show(lane)
@@ -140,7 +136,7 @@ class Metrics:
                 self._known |= few
         self._since = max(self._since, self.now - _LATE)
         self._known = {identity: at for identity, at in self._known.items() if at > self._since}
-        return generate_latest(self._registry)
+        return generate_latest(self._load) + (generate_latest(self._registry) if work else b"")
 
     def _pages(self, engine: Engine) -> Iterator[list[tuple[UUID, datetime]]]:
         """Yield pages of ids of the evaluations that ended since the last scrape, and shortly before it."""
@@ -299,6 +295,6 @@ def _own(request: Request) -> Metrics:
 
 @router.get("/metrics", response_class=Response)
 async def metrics(caller: Reader, own: Annotated[Metrics, Depends(_own)]) -> Response:
-    """Return the fleet's metrics in Prometheus' text format. The series of owners need the scope `read:all`."""
-    owners = caller.may(Scope.READ_ALL) and caller.restricted is None
-    return Response(await own.text(owners=owners), media_type=CONTENT_TYPE_LATEST)
+    """Return the fleet's load in Prometheus' text format, and with the scope `read:all` also figures of evaluations."""
+    work = caller.may(Scope.READ_ALL) and caller.restricted is None
+    return Response(await own.text(work=work), media_type=CONTENT_TYPE_LATEST)

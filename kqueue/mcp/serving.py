@@ -6,8 +6,9 @@ import contextlib
 import hashlib
 import json
 import signal
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -35,6 +36,8 @@ from kqueue.mcp.rendering import INSTRUCTIONS
 PATH: Final = "/mcp"
 #: Maximum number of open sessions. A session ends half an hour after its last request.
 _SESSIONS: Final = 1000
+#: Seconds between two checks of a stream's token.
+_LOOK_AGAIN_S: Final = 2.0
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -164,7 +167,8 @@ class _Tokens:
             return
         headers = Headers(scope=scope)
         try:
-            await self._connection.caller(headers).ask("GET", "/v1/categories")
+            check = partial(self._connection.caller(headers).ask, "GET", "/v1/categories")
+            await check()
         except AccessRefused as error:
             challenge = {"WWW-Authenticate": 'Bearer realm="kqueue"'}
             refusal = failures.answer(scope["path"], 401, "unauthenticated", str(error), headers=challenge)
@@ -180,7 +184,22 @@ class _Tokens:
         # The SDK compares this hash with the session's. It never sees the secret itself.
         owner = hashlib.sha256(headers["authorization"].encode()).hexdigest()
         scope["user"] = AuthenticatedUser(AccessToken(token=owner, client_id=owner, scopes=[]))
-        await self._app(scope, receive, send)
+        async with anyio.create_task_group() as tasks:
+            if scope["method"] == "GET":  # tools look for verdicts every few seconds, with the token
+                tasks.start_soon(_end_with_token, check, tasks.cancel_scope)
+            await self._app(scope, receive, send)
+            tasks.cancel_scope.cancel()
+
+
+async def _end_with_token(check: Callable[[], Awaitable[object]], stream: anyio.CancelScope) -> None:
+    """Cancel a stream when its token is refused."""
+    with contextlib.suppress(AccessRefused):
+        while True:
+            await anyio.sleep(_LOOK_AGAIN_S)
+            # While the fleet cannot be reached, nothing is known about the token.
+            with contextlib.suppress(ServiceError):
+                await check()
+    stream.cancel()
 
 
 def _split(address: str) -> tuple[str, int]:

@@ -579,7 +579,7 @@ class Token(Base):
     owner: Mapped[str] = _owner()
     """Owner of its submissions, whose work alone it sees unless a scope permits more."""
     limits: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'::jsonb"))
-    """Greatest accepted settings by dotted path, such as ``deadlines.check_s``."""
+    """Upper limits of the numbers in its requests, by path (:mod:`kqueue.upper_limits`)."""
 
 
 class Login(Base):

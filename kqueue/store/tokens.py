@@ -8,14 +8,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID, uuid4
 
-from sqlalchemy import ColumnElement, Engine, and_, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from kqueue.states import Priority
@@ -72,6 +73,7 @@ class Known:
         priority: the highest priority that its holder can request.
         weight: its share of the devices, relative to other producers, which have 1 by default.
         owner: owner of its submissions.
+        limits: upper limits of the numbers in its requests, by path (:mod:`kqueue.upper_limits`).
         budget: its budget, with the used part. None for no limit.
     """
 
@@ -85,6 +87,7 @@ class Known:
     revoked_at: datetime | None
     last_used_at: datetime | None
     owner: str
+    limits: Mapping[str, float]
     budget: Budget | None = None
 
 
@@ -97,6 +100,7 @@ def create(
     expires_after: timedelta | None = None,
     priority: Priority = Priority.INTERACTIVE,
     weight: float = 1.0,
+    limits: Mapping[str, float] = MappingProxyType({}),
     budget: Budget | None = None,
 ) -> tuple[Known, str]:
     """Create a token. Return it and its secret, which is not stored.
@@ -107,6 +111,7 @@ def create(
         expires_after: the time for which the token is valid. None for no limit.
         priority: the highest priority that its holder can request.
         weight: its share of the devices, relative to other producers, which have 1 by default.
+        limits: upper limits of the numbers in its requests, by path (:mod:`kqueue.upper_limits`).
         budget: its budget. None for no limit.
     """
     secret = new_secret(PREFIX)
@@ -122,6 +127,7 @@ def create(
                 expires_at=None if expires_after is None else func.now() + expires_after,
                 priority=priority,
                 weight=weight,
+                limits=dict(limits),
                 **_budget_columns(budget),
             )
             .returning(*COLUMNS)
@@ -136,13 +142,20 @@ def set_budget(engine: Engine, which: str, budget: Budget | None) -> list[Known]
     Their earlier attempts count too, if they lie in the window.
     """
     with transaction(engine) as connection:
-        rows = connection.execute(
-            update(Token)
-            .where(_matches(which), Token.revoked_at.is_(None))
-            .values(**_budget_columns(budget))
-            .returning(*COLUMNS)
-        )
-        return read(Known, rows, budget=budget)
+        changed = _change(connection, which, _budget_columns(budget))
+    return [replace(token, budget=budget) for token in changed]
+
+
+def set_limits(engine: Engine, which: str, limits: Mapping[str, float]) -> list[Known]:
+    """Replace the upper limits of the valid tokens whose id or name is ``which``, and return them."""
+    with transaction(engine) as connection:
+        return _change(connection, which, {"limits": dict(limits)})
+
+
+def _change(connection: Connection, which: str, values: Mapping[str, Any]) -> list[Known]:
+    """Change the tokens whose id or name is ``which`` and that are not revoked, and return them."""
+    changed = update(Token).where(_matches(which), Token.revoked_at.is_(None)).values(values)
+    return read(Known, connection.execute(changed.returning(*COLUMNS)))
 
 
 def renew(engine: Engine, token_id: UUID, name: str, scopes: Collection[Scope]) -> str:
@@ -198,13 +211,7 @@ def revoke(engine: Engine, which: str) -> list[Known]:
         The tokens that were not revoked before.
     """
     with transaction(engine) as connection:
-        rows = connection.execute(
-            update(Token)
-            .where(_matches(which), Token.revoked_at.is_(None))
-            .values(revoked_at=func.now())
-            .returning(*COLUMNS)
-        )
-        revoked = read(Known, rows)
+        revoked = _change(connection, which, {"revoked_at": func.now()})
         connection.execute(delete(Session).where(Session.token_id == any_uuid([token.id for token in revoked])))
     return revoked
 

@@ -70,7 +70,7 @@ async def fast_p_picture(_: Viewer, gateway: CurrentGateway, batch: BatchName, t
 @router.get("/batches/{batch:path}")
 async def one(
     request: Request,
-    _: Viewer,
+    viewer: Viewer,
     gateway: CurrentGateway,
     batch: BatchName,
     cost: bool = False,
@@ -79,7 +79,7 @@ async def one(
     """Show a batch."""
     if form is not Format.HTML:
         await gateway.read(_state, batch)
-        return await as_file(form, "batch", Listed, _all(gateway, batch))
+        return await as_file(form, "batch", Listed, gateway.while_valid(viewer, _all(gateway, batch)))
     fields = await gateway.read(_read, batch, with_cost=cost)
     return page(
         request,

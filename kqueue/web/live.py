@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from fastapi import Request
@@ -16,8 +15,6 @@ from starlette.responses import StreamingResponse
 from kqueue.errors import KqueueError
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, Gateway
-from kqueue.store.tokens import Scope
-from kqueue.web.route import who
 
 _log = logging.getLogger(__name__)
 
@@ -35,23 +32,18 @@ def live(request: Request, viewer: Caller, render: Callable[[], Awaitable[str | 
     HttpError 429.
     """
     gateway: Gateway = request.app.state.gateway
-    events = gateway.follow(viewer, _events(request, gateway, render))
+    events = gateway.follow(viewer, partial(_events, request, render), every_s=_LOOK_EVERY_S)
     return StreamingResponse(events, media_type="text/event-stream")
 
 
 async def _events(
-    request: Request, gateway: Gateway, render: Callable[[], Awaitable[str | None]]
+    request: Request, render: Callable[[], Awaitable[str | None]], looks: AsyncIterable[None]
 ) -> AsyncGenerator[bytes]:
     sent: str | None = None
     sent_at = time.monotonic()
-    ends_at = sent_at + gateway.stream_s
     yield format_sse_event(retry=2000)
-    while not gateway.stopping.is_set() and time.monotonic() < ends_at:
+    async for _ in looks:
         try:
-            # The stream ends when its session ends or the session's token is revoked.
-            caller = await who(request)
-            if caller is None or not caller.may(Scope.READ):
-                return
             html = await render()
         except (KqueueError, HttpError) as error:
             # The browser reconnects by itself.
@@ -66,5 +58,3 @@ async def _events(
         elif time.monotonic() - sent_at > _ALIVE_EVERY_S:
             sent_at = time.monotonic()
             yield format_sse_event(comment="still there")
-        with suppress(TimeoutError):
-            await asyncio.wait_for(gateway.stopping.wait(), _LOOK_EVERY_S)

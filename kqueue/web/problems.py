@@ -40,7 +40,7 @@ _Hash = Annotated[str, Path(pattern=f"^{HASH}$")]
 @router.get("/problems")
 async def problems(
     request: Request,
-    _: Viewer,
+    viewer: Viewer,
     gateway: CurrentGateway,
     name: TextFilter = None,
     cursor: TextFilter = None,
@@ -49,7 +49,7 @@ async def problems(
     """Show stored problems, the latest first."""
     after = None if cursor is None else cursors.read(cursor, cursors.checked_hash)
     if form is not Format.HTML:
-        return await as_file(form, "problems", UsedProblem, _all(gateway, name))
+        return await as_file(form, "problems", UsedProblem, gateway.while_valid(viewer, _all(gateway, name)))
     listed = await gateway.read(boards.used_problems, named=name, after=after, limit=_PAGE + 1)
     rows, more = cursors.page(listed, _PAGE, lambda one: (one.created_at, one.problem_hash))
     return page(

@@ -101,7 +101,8 @@ class Stack:
 
     def token(self, scope: str) -> str:
         """Return a new token's secret."""
-        return self.do("run", "--rm", "-T", "tokens", "create", "--name", f"test-{scope}", "--scope", scope).strip()
+        named = ("--name", f"test-{scope}", "--owner", "local")
+        return self.do("run", "--rm", "-T", "tokens", "create", *named, "--scope", scope).strip()
 
     def python(self, service: str, program: str) -> list[str]:
         """Return the lines that a program prints in a service's container."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import UUID, uuid4
@@ -24,9 +25,11 @@ from tests.waiting import until
 
 
 @pytest.fixture
-def http(serve: Callable[[Config], Served], config: Config, worker_id: UUID) -> Iterator[httpx.Client]:
-    """A client of a server that has not counted yet."""
-    with serve(config).client() as client:
+def http(
+    serve: Callable[[Config], Served], config: Config, worker_id: UUID, token: Callable[..., str]
+) -> Iterator[httpx.Client]:
+    """A client of a server that has not counted yet. Its token sees the work of all owners."""
+    with serve(config).client(token("admin", "read:all")) as client:
         yield client
 
 
@@ -46,7 +49,9 @@ def only(found: dict[tuple[tuple[str, str], ...], float], **labels: str) -> floa
     return sum(value for known, value in found.items() if labels.items() <= dict(known).items())
 
 
-def test_every_verdict_is_counted_once(http: httpx.Client, judge, engine: Engine, serve, config: Config) -> None:
+def test_every_verdict_is_counted_once(
+    http: httpx.Client, judge, engine: Engine, serve, config: Config, token: Callable[..., str]
+) -> None:
     """Scrapes and late commits count no verdict twice, and a server starts at zero."""
     first, second, third, late, waiting = (submit(http, number) for number in range(5))
     for one in (first, second):
@@ -76,7 +81,7 @@ def test_every_verdict_is_counted_once(http: httpx.Client, judge, engine: Engine
     change(engine, ahead, id=far)
     for _ in range(2):
         assert sum(samples(http)["kqueue_evaluations_total"].values()) == 6, "minutes lie between two verdicts"
-    with serve(config).client() as another:
+    with serve(config).client(token("read:all")) as another:
         assert sum(samples(another).get("kqueue_evaluations_total", {}).values()) == 0
 
 
@@ -172,3 +177,18 @@ def test_probes_are_told_and_counted_as_nobodys(http: httpx.Client, judge, engin
         == 1
     )
     assert "kqueue_probe_clock_bias_ratio" not in found
+
+
+def test_only_readers_of_all_owners_see_evaluations(http: httpx.Client, judge, token: Callable[..., str]) -> None:
+    """Without ``read:all``, and in an agent's session, the metrics are those of queues, slots, GPUs and probes."""
+    judge(submit(http, 0))
+    submit(http, 1)
+    everything = samples(http)
+    load = {"kqueue_queued", "kqueue_oldest_queued_seconds", "kqueue_running", "kqueue_slots", "kqueue_serving"}
+    for headers in ({"Authorization": f"Bearer {token('admin')}"}, {"Kqueue-Session": "s"}):
+        answer = http.get("/metrics", headers=headers).raise_for_status()
+        seen = {family.name for family in text_string_to_metric_families(answer.text)}
+        assert load <= seen
+        assert all(re.match("kqueue_(gpu|probe)", name) for name in seen - load)
+        assert "passed" not in answer.text
+    assert {"kqueue_evaluations_total", "kqueue_step_seconds_sum", "kqueue_owner_step_seconds_total"} <= {*everything}

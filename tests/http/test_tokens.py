@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from uuid import UUID, uuid4
 
@@ -115,6 +116,24 @@ class TestAccess:
                 answer = client.get("/v1/fleet")
                 problem_of(answer, 401, "unauthenticated")
                 assert 'error="invalid_token"' in answer.headers["www-authenticate"]
+
+    def test_what_lasts_ends_with_the_token(self, served: Served, engine: Engine, token, fields) -> None:
+        """A wait gets 401 and a stream ends soon after a revocation, and those of another token go on."""
+        secret, other = token("problems"), token("read")
+        with served.client(secret) as http, served.client(other) as goes_on, ThreadPoolExecutor(2) as pool:
+            made = http.post("/v1/evaluations", json=fields(0, batch="b")).raise_for_status().json()
+            wait = f"/v1/evaluations/{made['evaluation_id']}/wait"
+            ours, theirs = (
+                pool.submit(client.get, wait, params={"timeout": seconds})
+                for client, seconds in ((http, 55), (goes_on, 4))
+            )
+            with http.stream("GET", "/v1/batches/b/events") as stream:
+                lines = stream.iter_lines()
+                assert "progress" in next(line for line in lines if line.startswith("event:"))
+                tokens.revoke(engine, "a problems one")
+                assert [line for line in lines if line.startswith("event:")] == []
+            problem_of(ours.result(), 401, "unauthenticated")
+            assert theirs.result().json()["verdict"] is None
 
     def test_a_token_is_a_producer(self, served: Served, engine: Engine, fields) -> None:
         """The token's name replaces a declared one. A priority above its limit is an error in that entry's position."""
@@ -311,13 +330,26 @@ def test_a_spent_budget(served: Served, config: Config, engine: Engine, worker_i
 
 
 def test_a_token_belongs_to_an_owner(config: Config, engine: Engine) -> None:
-    """By default to `local`. Other names than an owner's, and an owner of a login that serves all, are refused."""
+    """By default to one of its name. Names that no owner has, and an owner of a login that serves all, are refused."""
     create = ("token", "create", "--scope", "read", "--name")
-    assert [command(config, *create, name, *more)[0] for name, more in (("a", ()), ("b", ("--owner", "bob.2")))] == [
-        0,
-        0,
-    ]
-    assert [known.owner for known in tokens.listing(engine)] == ["local", "bob.2"]
+    for name, more, sees in (
+        ("a", (), "work of a"),
+        ("b", ("--owner", "bob.2"), "work of bob.2"),
+        ("Bob's night", ("--owner", "local", "--scope", "read:all"), "all work"),
+        ("c", ("--expires", "1s"), "nothing"),
+    ):
+        status, _, told = command(config, *create, name, *more)
+        assert status == 0
+        if "--expires" in more:
+            change(engine, "UPDATE tokens SET expires_at = now() WHERE name = 'c'")
+        else:
+            assert told.endswith(f", and sees {sees}\n")
+        listed = json.loads(command(config, "token", "list", "--json")[1].splitlines()[-1])
+        assert listed["sees"] == sees
+        assert sees in " ".join(command(config, "token", "list")[1].split())
+    assert [known.owner for known in tokens.listing(engine)] == ["a", "bob.2", "local", "c"]
+    status, _, error = command(config, *create, "Bob's night")
+    assert (status, error.partition(":")[0], "--owner" in error) == (2, "--name", True)
     for refused in (
         (*create, "c", "--owner", "kqueue's probes"),
         ("db", "login", "c", "--role", "reader", "--owner", "bob.2"),

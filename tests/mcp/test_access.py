@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
 from json import dumps
 from pathlib import Path
@@ -265,3 +266,19 @@ async def test_an_agent_reads_only_what_its_owner_submitted(
         mine = told(await client.call_tool("judge", NEW))["evaluation_id"]
         assert told(await client.call_tool("verdict", {"evaluation_id": mine}))["state"] == "queued"
         assert len(told(await client.call_tool("problems", {}))["rows"]) == 1
+
+
+async def test_upper_limits_and_the_end_of_a_token(here: Here, token, engine: Engine) -> None:
+    """A tool refuses what the token's limits exclude, and an open stream ends soon after the revocation."""
+    secret = token(limits={"deadlines.check_s": 30})
+    async with over_http(here.url, secret) as client:
+        said = refusal(await client.call_tool("judge", NEW | {"settings": {"deadlines": {"check_s": 31}}}))
+        assert "settings.deadlines.check_s: 31 exceeds your upper limit of 30" in said
+    own = {"Authorization": f"Bearer {secret}"}
+    session = {"Mcp-Session-Id": hello(here, own["Authorization"]).headers["mcp-session-id"]}
+    headers = {"Accept": "text/event-stream", "Mcp-Protocol-Version": "2025-06-18"} | own | session
+    async with httpx.AsyncClient(timeout=30) as http, http.stream("GET", here.url, headers=headers) as answer:
+        assert answer.status_code == 200
+        tokens.revoke(engine, "a problems one")
+        with suppress(httpx.RemoteProtocolError):
+            assert await answer.aread() == b""

@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from kqueue.errors import UnknownEvaluation
-from kqueue.store import evaluations, reports
+from kqueue.store import evaluations, reports, workers
+from kqueue.store.engine import Viewer, acting
 from kqueue.store.reports import Why
 from tests.store.steps import LOST, change, finish, used
 
@@ -124,3 +125,38 @@ def test_a_label_chooses_no_strangers_problems(engine: Engine, enqueue) -> None:
     assert reports.unfinished(engine, problem=label) == [labelled]
     assert {mine, labelled} >= set(reports.unfinished(engine, problem=digest[:12])) != set()
     assert reports.unfinished(engine, problem=digest[:11]) == []
+
+
+def test_what_holds_the_slots_is_named(engine: Engine, enqueue, claim, why, worker_id: UUID) -> None:
+    """If attempts that run for long hold all slots, the reason has their begin and latest end, and no estimate."""
+    used(engine, "a", 200, 100)
+    [queued] = enqueue(1, producer="a")
+    with acting(Viewer("bob")):
+        [running] = enqueue(1, producer="a", settings={"deadlines": {"check_s": 30}})
+    claim(running)
+    assert why(queued).why is Why.NEXT
+    change(engine, "UPDATE attempts SET started_at = '2026-01-02 03:04:05Z'")
+    found = why(queued)
+    assert (found.why, found.starts_in_s) == (Why.HELD, None)
+    # 990 s of deadlines, 900 s for the device, 15 s for the end.
+    span = "since 2026-01-02 03:04:05Z, until 2026-01-02 03:35:50Z at the latest"
+    assert found.message == f"all slots of the lane cpu are held, longer than expected: by {running} {span}"
+    with acting(Viewer("local", held=True)):
+        theirs = why(queued).message
+    assert str(running) not in theirs
+    assert f"one that you cannot read {span}" in theirs
+    workers.register(engine, id=uuid4(), name="w2", host="here", pid=2, lanes=["cpu"], device="cpu")
+    beside = why(queued)
+    assert (beside.why, beside.starts_in_s) == (Why.NEXT, 0)
+    assert f"Other slots are held: by {running} {span}" in beside.message
+
+
+def test_work_of_another_lane_fills_the_slots(engine: Engine, enqueue, claim, why) -> None:
+    """A running evaluation counts for each lane of its worker."""
+    workers.register(engine, id=(slot := uuid4()), name="g", host="here", pid=2, lanes=["gpu", "gpu.h200"], device="G")
+    used(engine, "a", 2000, 100)
+    change(engine, "UPDATE shares SET resource = 'gpu'")
+    [running], [queued] = enqueue(1, lane="gpu", producer="a"), enqueue(1, lane="gpu.h200", producer="a")
+    assert why(queued).starts_in_s == pytest.approx(0, abs=1)
+    evaluations.claim(engine, running, worker_id=slot, lease_s=3600)
+    assert why(queued).starts_in_s == pytest.approx(20, abs=1)

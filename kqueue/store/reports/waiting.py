@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -13,14 +13,24 @@ from uuid import UUID
 from sqlalchemy import Connection, Double, Engine, Row, any_, cast, func, select, text, tuple_
 
 from kqueue.errors import UnknownEvaluation
+from kqueue.figures import moment
+from kqueue.limits import hard_limit_s
 from kqueue.states import EvaluationState, Priority
 from kqueue.store.engine import FLEET, acting, transaction
 from kqueue.store.evaluations.conditions import QUEUED
 from kqueue.store.evaluations.order import BATCH_SHARE, Shares, Used, read_shares
+from kqueue.store.evaluations.publishing import MESSAGES, to_message
 from kqueue.store.models import Attempt, Evaluation, Worker
+from kqueue.store.sql import any_uuid
 
 #: Maximum number of counted evaluations. Each priority and producer gets an equal part of it.
 _COUNTED: Final = 100_000
+#: Seconds, and multiple of the mean duration of its producer's attempts, above which an attempt runs longer than
+#: expected.
+_LONG_S: Final = 5.0
+_LONG: Final = 3.0
+#: Maximum number of such attempts that a reason names.
+_NAMED: Final = 2
 
 
 class Why(StrEnum):
@@ -36,6 +46,8 @@ class Why(StrEnum):
     """Other evaluations come first."""
     NEXT = "next"
     """The next free worker takes it."""
+    HELD = "held"
+    """Attempts that run much longer than expected hold all slots of its lane."""
     DEVICE = "device"
     """It runs, and its worker waits for a device that a process outside the fleet holds."""
 
@@ -115,13 +127,8 @@ def waiting(engine: Engine, evaluation_id: UUID, *, within_s: float, counted: in
             return _kept_waiting(connection, evaluation_id)
     # The evaluations of all owners come before it, and the result has only their number.
     with acting(FLEET), transaction(engine) as connection:
-        pauses = connection.scalars(
-            select(Worker.paused).where(
-                Worker.stopped_at.is_(None),
-                Worker.heartbeat_at >= func.now() - timedelta(seconds=within_s),
-                mine.lane == any_(Worker.lanes),
-            )
-        ).all()
+        alive = Worker.stopped_at.is_(None) & (Worker.heartbeat_at >= func.now() - timedelta(seconds=within_s))
+        pauses = connection.scalars(select(Worker.paused).where(alive, mine.lane == any_(Worker.lanes))).all()
         slots = sum(reason is None for reason in pauses)
         if not pauses:
             return Waiting(Why.NO_WORKER, f"no live worker serves the lane {mine.lane}")
@@ -132,12 +139,33 @@ def waiting(engine: Engine, evaluation_id: UUID, *, within_s: float, counted: in
         own, waiting, most = _crowd(connection, mine, counted)
         shares = read_shares(connection)[mine.lane.partition(".")[0]]
         running = connection.execute(
-            select(Evaluation.priority, Evaluation.producer, _AGE.label("seconds"))
+            select(Evaluation.id, Evaluation.priority, Evaluation.producer, Attempt.started_at, _AGE.label("seconds"))
             .join(Attempt, Attempt.evaluation_id == Evaluation.id)
-            .where(Attempt.ended_at.is_(None), Evaluation.lane == mine.lane)
+            .join(Worker, Worker.id == Attempt.worker_id)
+            .where(Attempt.ended_at.is_(None), alive, Worker.paused.is_(None), mine.lane == any_(Worker.lanes))
+            .order_by(Attempt.started_at)
         ).all()
+        late = [row for row in running if row.seconds > max(_LONG_S, _LONG * _used(shares, row).mean_s)]
+        ends = {
+            row.id: hard_limit_s(to_message(row).deadlines_s)
+            for row in connection.execute(MESSAGES.where(Evaluation.id == any_uuid([one.id for one in late])))
+        }
+    with transaction(engine) as connection:
+        visible = set(connection.scalars(select(Evaluation.id).where(Evaluation.id == any_uuid([*ends]))))
+    held = [
+        f"{row.id if row.id in visible else 'one that you cannot read'} since {moment(row.started_at)}, until "
+        f"{moment(row.started_at + timedelta(seconds=ends[row.id]))} at the latest"
+        for row in late
+        if row.id in ends
+    ]
+    shown = "; ".join(held[:_NAMED]) + (f"; and {len(held) - _NAMED} more" if len(held) > _NAMED else "")
+    if len(held) >= slots:
+        return Waiting(Why.HELD, f"all slots of the lane {mine.lane} are held, longer than expected: by {shown}")
     before = _before(shares, Priority(mine.priority), mine.producer, own, waiting, most)
-    return _waiting(mine.lane, before, _left(shares, running), len(running), slots, known=_is_known(shares))
+    left = _left(shares, [row for row in running if row not in late])
+    free = slots - len(held)
+    found = _waiting(mine.lane, before, left, len(running) - len(held), free, known=_is_known(shares))
+    return replace(found, message=f"{found.message}. Other slots are held: by {shown}") if held else found
 
 
 def _kept_waiting(connection: Connection, evaluation_id: UUID) -> Waiting | None:
@@ -262,9 +290,14 @@ def _left(shares: Shares, running: Iterable[Row[*tuple[Any, ...]]]) -> _Work:
     """Return the remaining work of running attempts."""
     left = _Work()
     for row in running:
-        used = shares.of(Priority(row.priority), row.producer)
+        used = _used(shares, row)
         left.add(max(0.1, 1 - row.seconds / used.mean_s) if used.mean_s > 0 else 0.0, used)
     return left
+
+
+def _used(shares: Shares, row: Row[*tuple[Any, ...]]) -> Used:
+    """Return the recent use of a running attempt's producer and priority."""
+    return shares.of(Priority(row.priority), row.producer)
 
 
 def _is_known(shares: Shares) -> bool:
