@@ -24,6 +24,7 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Comparison, Deadlines, Precision, Request, Settings, Timing, Verdict, parse_request
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import Measurement, json_number
+from kqueue.files import read_text
 
 #: The content of ``eval_results.json``: entries of a problem's samples, by the problem's id.
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -261,12 +262,12 @@ def results_of(file: Path) -> dict[str, list[dict[str, Any]]]:
         InvalidRequest: the file cannot be read.
     """
     try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(read_text(file, 256 << 20))
         return {
             str(int(problem)): [_entry(row) for row in (rows if isinstance(rows, list) else [rows])]
             for problem, rows in content.items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"{file}: not a results file (an object of samples by problem id): {error}") from None
 
 

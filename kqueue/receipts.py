@@ -24,6 +24,7 @@ from pydantic import Field, ValidationError
 from kqueue.contract import HASH, Outcome, Request, Result, Verdict
 from kqueue.errors import ConfigError
 from kqueue.evidence import Environment, Part
+from kqueue.shapes import HELD_OUT
 
 try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 #: Version of the form.
 SCHEMA: Final = "kqueue.receipt/1"
+#: Maximum size in bytes. A kernel of tests has up to 16 MiB.
+MAX_BYTES: Final = 64 << 20
 _KEY: Final = re.compile(rb"-----BEGIN PRIVATE KEY-----[^-]+-----END PRIVATE KEY-----")
 _Hash = Annotated[str, Field(pattern=f"^{HASH}$")]
 
@@ -135,17 +138,19 @@ def issue(key: Ed25519PrivateKey, detail: Detail, verdict: Verdict, *, sources: 
     return _canonical(document) + b"\n"
 
 
-def verify(content: bytes, known: Collection[str] | None = None) -> tuple[list[Check], Receipt | None]:
+def verify(content: bytes, known: Collection[str] | None) -> tuple[list[Check], Receipt | None]:
     """Return the checks of a file, and its receipt if it can be read. ``known`` has the fleet's public keys, if any."""
     fault, document = "", dict[str, Any]()
     try:
+        if len(content) > MAX_BYTES:
+            raise ValueError
         document = cast("dict[str, Any]", json.loads(content))
         if document["schema"] != SCHEMA:
             fault = f"of the form {document['schema']}, and this version of kqueue reads {SCHEMA}"
         elif _canonical(document) + b"\n" != content:
             fault = "not in canonical form: its bytes were changed, for example by an editor"
     except (ValueError, TypeError, KeyError, RecursionError):
-        fault = "no receipt, or its bytes were changed"
+        fault = f"no receipt of at most {MAX_BYTES} bytes, or its bytes were changed"
     if fault:
         return [Check("form", False, fault)], None
     checks = [Check("form", True, f"{SCHEMA} in canonical JSON"), *_signature(document, known)]
@@ -220,9 +225,15 @@ def _content(receipt: Receipt, given: Mapping[str, Any]) -> Iterator[Check]:
         yield Check("sources", None, "not included, only their hashes")
     else:
         wrong = differing(receipt, receipt.problem, receipt.kernel)
-        hidden = ", without shapes that are held out" if receipt.problem_hash != receipt.public_problem_hash else ""
+        whole = receipt.problem_hash == _sha256(receipt.problem)
+        # Only shapes that are held out give the judged problem another hash than the included one.
+        rows = evidence.shapes.rows if evidence.shapes else ()
+        known = whole or any(row.name.startswith(HELD_OUT) for row in rows)
+        if not known and verdict.passed:
+            wrong = sorted({*wrong, "problem"}, reverse=True)
+        hidden = "" if whole else ", without shapes that are held out"
         words = f"not the judged {' and '.join(wrong)}" if wrong else f"the judged ones by their hashes{hidden}"
-        yield Check("sources", not wrong, words)
+        yield Check("sources", False if wrong else known or None, words)
     derived = ("blame", "compiled", "correctness")
     fault = ", ".join(name for name in derived if given.get(name) != getattr(verdict, name))
     try:

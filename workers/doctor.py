@@ -19,10 +19,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+from kqueue import folders
 from kqueue.backends import Backend, installed, registered
 from kqueue.config import Config, load
 from kqueue.contract import gpu_model
 from kqueue.doctor import Check, Result, State, report
+from kqueue.text import one_line
 from workers.judge.gpu.devices import devices
 from workers.judge.host import toolchain, uids
 
@@ -206,6 +208,7 @@ def _triton() -> Result:
 
 
 def _compilers() -> Iterator[tuple[str, Result]]:
+    yield "folders", _folders()
     gpu = Path("/dev/nvidiactl").exists()
     # Triton compiles its launcher, so on a GPU only plain torch works without a compiler.
     needed = State.FAIL if gpu else State.WARN
@@ -223,6 +226,19 @@ def _compilers() -> Iterator[tuple[str, Result]]:
           for name, command in _EXAMINERS.items()),
     ):  # fmt: skip
         yield name, Result(str(found)) if found else Result("not found", fix, absent)
+
+
+def _folders() -> Result:
+    """Report the entries of PATH and of similar variables that are skipped."""
+    entries = [
+        (name, each) for name in folders.VARIABLES for each in os.environ.get(name, "").split(os.pathsep) if each
+    ]
+    faults = {f"{name} {one_line(each)[:80]} ({why})": 0 for name, each in entries if (why := folders.fault(each))}
+    if not faults:
+        return Result(f"all of {', '.join(folders.VARIABLES)} can be searched")
+    more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
+    fix = "if kernels need one of them, make it a folder that the fleet's user can enter"
+    return Result(f"skipped: {'; '.join([*faults][:5])}{more}", fix, State.INFO)
 
 
 def _ninja() -> str | None:
@@ -335,7 +351,7 @@ def _scratch(config: Config) -> Result:
     from workers.judge.sandbox import view
 
     directory = config.scratch.resolve()
-    there = next(part for part in (directory, *directory.parents) if part.exists())
+    there = next(part for part in (directory, *directory.parents) if os.access(part, os.F_OK))
     free = shutil.disk_usage(there).free
     # A compiled kernel is a library that is mapped as executable.
     if os.statvfs(there).f_flag & os.ST_NOEXEC:

@@ -55,6 +55,8 @@ _LOOK_EVERY_S: Final = 1.0
 _QUEUE_S: Final = 5.0
 #: Seconds after which a worker that is not ready is replaced. On a busy host, importing torch alone takes a minute.
 _READY_S: Final = 600.0
+#: Number of attempts after which a supervisor ends if no worker has ever become ready.
+_TRIES: Final = 3
 #: Seconds for idle workers to end during a quick stop before they are killed too.
 _IDLE_END_S: Final = 5.0
 
@@ -114,6 +116,8 @@ class Supervisor:
         self._scratch = Scratch(config.scratch)
         self._exporter = Exporter(config)
         self._look_at = 0.0
+        #: True once a worker was ready. Before that, nothing is known to work here.
+        self._served = False
         #: Reason for a pause of the CPU slots because of wrongly judged probes, or None.
         self._held: str | None = None
         #: Devices that other fleets hold while workers wait, with the monotonic time and the last logged holder.
@@ -191,6 +195,8 @@ class Supervisor:
         if self._stop.warm:
             self._end_workers()
         else:
+            if not self._served and all(worker.failed >= _TRIES for worker in self._workers):
+                raise KqueueError(f"no worker has become ready in {_TRIES} attempts: the messages above say why")
             for uuid in resets:
                 self._reset(uuid)
             for worker in self._workers:
@@ -231,7 +237,7 @@ class Supervisor:
                 continue
             reason = self._reason(worker)
             if self._books.register(worker.slot, worker.pid, reason):
-                worker.registered = True
+                worker.registered = self._served = True
                 worker.tell(reason)
                 _log.info("worker ready", slot=worker.slot.name, lanes=",".join(worker.slot.lanes), paused=reason)
 

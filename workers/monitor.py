@@ -390,7 +390,7 @@ def _short_memory(least: float) -> str | None:
 
 def _short_disk(folders: tuple[Path, ...], least: float) -> str | None:
     for folder in folders:
-        there = next(part for part in (folder, *folder.parents) if part.exists())
+        there = next(part for part in (folder, *folder.parents) if os.access(part, os.F_OK))
         try:
             disk = os.statvfs(there)
         except OSError:

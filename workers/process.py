@@ -48,6 +48,7 @@ class WorkerProcess:
         status_page: the page on which the process records its progress, or None while none runs.
         ready: whether the process has reported that it is ready.
         registered: whether its row in the table ``workers`` is open.
+        failed: number of processes that ended before they were ready.
         killed_at: monotonic time of its SIGKILL, or 0.
         survivors: processes of the last worker that were killed and have not died.
         survived_at: monotonic time at which they were killed.
@@ -62,6 +63,7 @@ class WorkerProcess:
     status_page: StatusPage | None = None
     ready: bool = False
     registered: bool = False
+    failed: int = 0
     killed_at: float = 0.0
     survivors: set[int] = field(default_factory=set[int])
     survived_at: float = 0.0
@@ -178,6 +180,7 @@ class WorkerProcess:
     def close(self) -> None:
         """Note the end of the process, and schedule the start of the next one."""
         self._hang_up()
+        self.failed += not self.ready
         now = time.monotonic()
         # A worker that ended because of failed evaluations was able to start. The next one can be sound.
         failed = self.status_page is not None and self.status_page.failures[0] > 0

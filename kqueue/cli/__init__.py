@@ -195,10 +195,17 @@ def main() -> NoReturn:
         raise_interrupts()
         sys.stdout = cast("IO[str]", _Output(sys.stdout, _BROKEN_PIPE if command in _ANSWERING else 0))
     try:
+        if wrong := [one for one in sys.argv if any("\ud800" <= char <= "\udfff" for char in one)]:
+            raise InvalidRequest(f"{wrong[0]}: an argument must be UTF-8 text")
         app(prog_name="kqueue")
     except KqueueError as error:
         say(error)
         sys.exit(exit_status(error))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        say(f"{error.filename}: {error.strerror}")
+        sys.exit(2)
     sys.exit(0)
 
 

@@ -24,6 +24,7 @@ from kqueue.cli.render import Columns, category_text, emit, print_table, progres
 from kqueue.cli.resuming import INCOMPLETE
 from kqueue.cli.sources import adapted, read_problem
 from kqueue.errors import InvalidRequest
+from kqueue.files import read_bytes
 
 if TYPE_CHECKING:
     from kqueue.client import Client
@@ -165,7 +166,7 @@ class _Run:
 
         work: list[_Work] = []
         for sample in samples:
-            data, problem = sample.path.read_bytes(), sample.problem["problem"]
+            data, problem = read_bytes(sample.path, 16 << 20), sample.problem["problem"]
             digests = {"file_sha256": sha256(data).hexdigest(), "problem_sha256": sha256(problem.encode()).hexdigest()}
             if self._has(sample, digests):
                 continue

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
-from urllib.request import urlopen
 
 import typer
 
+from kqueue import files
 from kqueue.cli import options, runs, sources
 from kqueue.cli.connection import detail_of
 from kqueue.cli.judge import where
@@ -18,9 +20,15 @@ from kqueue.cli.render import Columns, emit, say, table
 from kqueue.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
+    from pydantic import SecretStr
+
     from kqueue.receipts import Check
 
-_File = Annotated[typer.FileBinaryRead, typer.Argument(metavar="FILE", help="A receipt.")]
+_File = Annotated[Path, typer.Argument(metavar="FILE", help="A receipt, or - for standard input.")]
+_Key = Annotated[
+    str | None,
+    typer.Option(metavar="KEY|FILE|URL", help="The fleet's public key, its saved /v1/keys, or its address."),
+]
 _CHECK: Final[Columns[Check]] = {
     "statement": lambda check: check.name,
     "result": lambda check: {True: "holds", False: "fails", None: "unknown"}[check.holds],
@@ -35,38 +43,36 @@ def receipt(
     output: Annotated[typer.FileTextWrite | None, typer.Option("--output", "-o", help="File to write.")] = None,
 ) -> None:
     """Write a signed record of a finished evaluation, which the fleet's server signs."""
-    from kqueue.client.server import Server
     from kqueue.config import load
 
     config = load()
     if config.url is None:
         raise ConfigError("only `kqueue serve` signs receipts: set KQUEUE_URL, or run `kqueue up` on this machine")
-    server = Server(config.url, config.token, retry_s=20.0, connections=1)
     # The server knows only whole ids, of 36 characters.
     identity = evaluation if len(evaluation) == 36 else detail_of("receipt", evaluation).evaluation_id
-
-    async def fetch() -> str:
-        try:
-            return await server.read(f"/v1/evaluations/{identity}/receipt?sources={str(with_sources).lower()}")
-        finally:
-            await server.close()
-
-    typer.echo(asyncio.run(fetch()), file=output, nl=False)
+    path = f"/v1/evaluations/{identity}/receipt?sources={str(with_sources).lower()}"
+    typer.echo(asyncio.run(_ask(config.url, path, config.token)), file=output, nl=False)
 
 
 def verify(
     file: _File,
     *,
-    key: Annotated[
-        str | None, typer.Option(metavar="FILE|URL", help="A server's address, or its saved /v1/keys.")
-    ] = None,
+    key: _Key = None,
     as_json: options.Json = False,
 ) -> None:
-    """Check a receipt without a network, and print which statements hold. Exit with 1 if one is wrong."""
-    from kqueue import receipts
+    """Check a receipt, and print which statements hold. Exit with 1 if one is wrong.
 
-    checks, _ = receipts.verify(file.read(), None if key is None else _keys(key))
-    _show(checks, as_json=as_json)
+    Without a key it asks the fleet at KQUEUE_URL.
+    """
+    from kqueue import receipts
+    from kqueue.config import load
+
+    if (key := key or load().url) is None:
+        raise InvalidRequest(
+            "any key can sign a receipt: give the fleet's public key, its saved /v1/keys or its "
+            "address with --key, or set KQUEUE_URL"
+        )
+    _show(receipts.verify(_read(file), _keys(key))[0], as_json=as_json)
 
 
 def replay(
@@ -74,15 +80,19 @@ def replay(
     *,
     problem: Annotated[Path | None, typer.Option(help="The problem's file, if the receipt has no sources.")] = None,
     kernel: Annotated[Path | None, typer.Option(help="The kernel's file, if the receipt has no sources.")] = None,
+    key: _Key = None,
     fleet: options.Fleet = False,
     as_json: options.Json = False,
 ) -> None:
-    """Judge the kernel of a receipt again, and compare the results. Exit with 1 if they differ."""
+    """Judge the kernel of a receipt again, and compare the results. Exit with 1 if they differ.
+
+    Without a key it does not matter who signed.
+    """
     from kqueue import receipts
     from kqueue.contract import parse_request
     from kqueue.judging import LocalJudge
 
-    checks, given = receipts.verify(file.read())
+    checks, given = receipts.verify(_read(file), None if key is None else _keys(key))
     _show(checks, as_json=as_json)
     assert given is not None, "an unreadable receipt fails a check"
     fields: dict[str, Any] = {
@@ -115,14 +125,33 @@ def _show(checks: Sequence[Check], *, as_json: bool, status: int = 1) -> None:
         raise typer.Exit(status)
 
 
-def _keys(key: str) -> list[str]:
-    """Return the public keys in a file, or in a server's list."""
+def _read(file: Path) -> bytes:
+    """Return a receipt, or more than its maximum size."""
+    from kqueue.receipts import MAX_BYTES
+
+    return sys.stdin.buffer.read(MAX_BYTES + 1) if str(file) == "-" else files.read_bytes(file, MAX_BYTES, "a receipt")
+
+
+async def _ask(url: str, path: str, token: SecretStr | None = None) -> str:
+    """Return a server's answer."""
+    from kqueue.client.server import Server
+
+    server = Server(url, token, retry_s=20.0, connections=1)
     try:
-        if key.startswith(("http://", "https://")):
-            with urlopen(key.removesuffix("/v1/keys").rstrip("/") + "/v1/keys", timeout=20.0) as answer:  # noqa: S310
-                content = answer.read()
+        return await server.read(path)
+    finally:
+        await server.close()
+
+
+def _keys(key: str) -> list[str]:
+    """Return the given public key, or those in a file or in a server's list."""
+    if re.fullmatch("[0-9a-f]{64}", key):
+        return [key]
+    try:
+        if key.startswith(("http://", "https://", "unix://")):
+            content = asyncio.run(_ask(key.removesuffix("/v1/keys"), "/v1/keys"))
         else:
-            content = Path(key).read_bytes()
+            content = files.read_bytes(Path(key), 1 << 20, "keys").decode()
         return [str(one["public_key"]) for one in json.loads(content)["keys"]]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise InvalidRequest(f"--key {key}: no list of keys like the answer of GET /v1/keys: {error}") from None

@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from kqueue.errors import InvalidRequest
+from kqueue.files import read_text
 
 #: Maximum size in bytes of a JSON line. It has up to two sources, and JSON can escape each byte as ``\u00xx``.
 _MAX_LINE_BYTES: Final = 16 << 20
+#: Maximum number of kernel files of a command. Their sources are held in memory.
+_MOST_KERNELS: Final = 10_000
 #: Endings of files that describe problems of other projects.
 _SETS: Final = frozenset({".json", ".jsonl", ".parquet", ".yml"})
 
@@ -42,19 +45,7 @@ def read_source(path: Path) -> str:
     """Read a source file."""
     from kqueue.contract import MAX_SOURCE_BYTES
 
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_SOURCE_BYTES + 1)
-    except OSError as error:
-        raise InvalidRequest(f"{path}: {error.strerror or error}") from None
-    if len(data) > MAX_SOURCE_BYTES:
-        raise InvalidRequest(f"{path}: larger than {MAX_SOURCE_BYTES} bytes, the limit for a source")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"{path}: not UTF-8 text (byte 0x{data[error.start]:02x} at offset {error.start}): save it as UTF-8"
-        ) from None
+    text = read_text(path, MAX_SOURCE_BYTES)
     if not text.strip():
         raise InvalidRequest(f"{path}: the file is empty")
     return text
@@ -105,12 +96,19 @@ def find_kernels(patterns: Sequence[str]) -> list[Path]:
         elif path.exists() or not glob.has_magic(pattern):
             matches = [path]  # a missing file is reported later, as one bad kernel
         else:
-            # Path.glob accepts no absolute patterns.
-            matches = sorted(Path(m) for m in glob.glob(pattern, recursive=True) if Path(m).is_file())  # noqa: PTH207
+            # Path.glob accepts no absolute patterns. Unlike glob.glob it follows no link to a folder above.
+            found = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+            matches = sorted(one for one in found if one.is_file() and _hidden(one) <= _hidden(path))
             if not matches:
                 raise InvalidRequest(f"{pattern}: no file matches")
         paths.update(dict.fromkeys(matches))
+    if len(paths) > _MOST_KERNELS:
+        raise InvalidRequest(f"{len(paths)} kernels: give at most {_MOST_KERNELS} at once, or JSON lines with --jsonl")
     return list(paths)
+
+
+def _hidden(path: Path) -> set[str]:
+    return {part for part in path.parts if part.startswith(".")}
 
 
 def read_settings(given: str | None, assignments: Iterable[str]) -> dict[str, Any]:

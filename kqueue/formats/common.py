@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from kqueue import shapes
 from kqueue.contract import MAX_SOURCE_BYTES
 from kqueue.errors import InvalidRequest
+from kqueue.files import read_text as read_file
 
 #: Variable of a translated problem with its format, and with the facts that a translation of kernels needs.
 ORIGIN: Final = "TRANSLATED_FROM"
@@ -88,7 +89,7 @@ def attempt(name: str, translate: Callable[[], Problem]) -> Problem | Refused:
 
 def files(path: Path, pattern: str) -> list[Path]:
     """Return the files of this name at a path, ``task_2`` before ``task_10``, without those in hidden folders."""
-    found = path.rglob(pattern) if path.is_dir() else [path] if path.match(pattern) else []
+    found = filter(Path.is_file, path.rglob(pattern) if path.is_dir() else [path] if path.match(pattern) else [])
     shown = [file for file in found if not any(part.startswith(".") for part in file.relative_to(path).parts)]
     return sorted(shown, key=lambda file: re.sub(r"\d+", lambda digits: digits[0].zfill(9), str(file)))
 
@@ -104,12 +105,7 @@ def valid(model: Any, fields: object) -> Any:
 
 def read_text(path: Path) -> str:
     """Return a file's text."""
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise InvalidRequest(f"{path}: larger than {_MOST_BYTES} bytes")
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    return read_file(path, _MOST_BYTES)
 
 
 def fields(text: str | bytes) -> dict[str, Any]:

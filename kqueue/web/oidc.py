@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 _client: Any = importlib.import_module("authlib.integrations.starlette_client")
 _JoseError: Any = importlib.import_module("joserfc.errors").JoseError
 
+#: Errors of code that reads an answer of another form.
+_MALFORMED: Final = (LookupError, RuntimeError, TypeError, ValueError, AttributeError)
 #: Path to which the provider returns the browser.
 CALLBACK: Final = f"{session.LOGIN}/callback"
 #: Signatures that are accepted: only those that the provider's public keys verify.
@@ -86,6 +88,7 @@ class Provider:
                 "scope": config.oidc_scopes,
                 "code_challenge_method": "S256",
                 "timeout": _TIMEOUT_S,
+                "leeway": 0,  # Authlib would refuse to use an access token of at most a minute
                 **({} if config.oidc_client_secret else {"token_endpoint_auth_method": "none"}),
             },
             server_metadata_url=f"{self._issuer.rstrip('/')}/.well-known/openid-configuration",
@@ -127,9 +130,9 @@ class Provider:
             raise Denied(f"The OpenID provider gives no verified {kind} for you.")
         # Only a verified address can be the name of a person in the audit log.
         name = one_line(str(claims["email"] if verified and claims.get("email") else claims["sub"]))[:200]
-        groups: Any = claims.get(self._config.oidc_groups_claim) or []
-        held = [groups] if isinstance(groups, str) else [one for one in groups if isinstance(one, str)]
-        granted = {scope for group in held for scope in self._groups.get(group, [])}
+        groups: Any = claims.get(self._config.oidc_groups_claim)
+        held: list[Any] = groups if isinstance(groups, list) else [groups]
+        granted = {scope for group in held if isinstance(group, str) for scope in self._groups.get(group, [])}
         if not granted:
             raise Denied(f"{name} is in none of the groups that can log in here.")
         # The digest excludes collisions with owners of tokens and with equal names at another provider.
@@ -187,7 +190,7 @@ def _available() -> Generator[None]:
     """Raise an HttpError 503 if the provider cannot be reached, or answers in another form."""
     try:
         yield
-    except (httpx2.HTTPError, httpx2.InvalidURL, _JoseError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (_client.OAuthError, httpx2.HTTPError, httpx2.InvalidURL, _JoseError, *_MALFORMED) as error:
         _log.warning("the OpenID provider cannot be used: %r", error)
         detail = "the OpenID provider cannot be used: try again. The server's log has the reason"
         raise HttpError(503, detail, code="provider_unavailable") from None

@@ -14,6 +14,10 @@ import yaml
 from tests.docs import shell
 
 ROOT = Path(__file__).parents[2]
+#: Images without a digest from a source that can be trusted.
+UNPINNED = {"pytorch/pytorch:2.11.0-cuda12.8-cudnn9-devel"}
+#: Packages without an upper bound: their parts that are used have not changed over many major versions.
+UNBOUNDED = {"cryptography", "ninja", "nvidia-ml-py", "pyarrow", "setuptools", "structlog", "tzdata"}
 
 
 def test_generated_parts_are_up_to_date() -> None:
@@ -33,6 +37,30 @@ def test_workflows_call_targets_that_exist() -> None:
     assert called == ["check", "test", "soak MINUTES=1", "nightly", "release"]
     for words in called:
         assert shell.of_make(words.split()) is None
+
+
+def test_everything_from_elsewhere_has_a_fixed_version() -> None:
+    """Actions are named by commit, images by tag and never `latest`, exact versions by digest, packages with bounds."""
+    workflows = "".join(file.read_text() for file in (ROOT / ".github" / "workflows").glob("*.yml"))
+    used = re.findall(r"uses: (.*)", workflows)
+    assert [one for one in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", one)] == []
+    files = [*ROOT.glob("docker-compose*.yml"), *(ROOT / "docker").rglob("Dockerfile")]
+    text = "".join(file.read_text() for file in files)
+    images = re.findall(r"_IMAGE(?::-|=)([^}\s]+)", text) + re.findall(r"(?m)^FROM ([^$\s]+)|^ *image: ([^$\s]+)", text)
+    stages = re.findall(r"(?m)^FROM .* AS (\S+)", text)
+    foreign = [name for one in images if not (name := "".join(one)).startswith("kqueue-") and name not in stages]
+    assert len(set(foreign)) == 6, foreign
+    for image in foreign:
+        name, _, digest = image.partition("@")
+        tag = name.partition(":")[2]
+        assert re.match(r"v?\d", tag), image
+        # A tag such as 18 moves to each repaired version, and one such as 3.5.0 does not.
+        moves = re.fullmatch(r"\d+(\.\d+)?(-slim)?", tag) or image in UNPINNED
+        assert moves or re.fullmatch("sha256:[0-9a-f]{64}", digest), image
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [project["dependencies"], *project["optional-dependencies"].values()]
+    loose = {re.split("[^a-z0-9-]", one)[0] for group in needed for one in group if not re.search("<|^kqueue", one)}
+    assert loose == UNBOUNDED
 
 
 def test_the_changelog_has_notes_of_the_version() -> None:

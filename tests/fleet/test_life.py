@@ -178,6 +178,32 @@ def test_a_worker_that_is_not_ready_in_time_is_replaced(services: Any, fleet: An
         hangs.unlink()
 
 
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("fail-at-start", "told to fail at start"),
+        pytest.param("hang-at-start", "has not become ready", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_supervisor_ends_if_no_worker_starts(
+    services: Any, fleet: Any, tmp_path: Path, how: str, reason: str
+) -> None:
+    """After three attempts its log ends with the reason, which `kqueue up` shows."""
+    fails, log = services.directory / how, tmp_path / "log"
+    fails.touch()
+    try:
+        with log.open("wb") as out:
+            command = [sys.executable, str(HERE / "run_fleet.py")]
+            environment = fleet.environment | {"JUDGES_PATIENCE_S": "1"}
+            done = subprocess.run(command, env=environment, stdout=out, stderr=out, timeout=120, check=False)
+    finally:
+        fails.unlink()
+    assert done.returncode == 1
+    said = log.read_text()
+    assert len(re.findall(f"(?m)^[0-9].*{reason}", said)) == 3
+    assert "no worker has become ready in 3 attempts" in said.splitlines()[-1]
+
+
 def test_a_worker_that_fails_every_evaluation_is_replaced(services: Any, fleet: Any) -> None:
     """Successive failures of the fleet count, whether a judge reports them or dies, if the fleet's own fail too."""
     (services.directory / "broken").touch()

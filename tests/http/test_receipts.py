@@ -119,6 +119,7 @@ def test_the_command_asks_the_server(signing: Served, judged: UUID, config: Conf
     # The server of this process logs there too.
     [printed] = [line for line in cli("receipt", str(judged)).stdout.splitlines() if line.startswith("{")]
     assert failing(f"{printed}\n".encode(), known(signing)) == {"sources"}
+    assert cli("verify", "receipt.json", KQUEUE_URL=signing.url).returncode == 0
     verified = cli("verify", "receipt.json", "--key", signing.url)
     assert (verified.returncode, "unknown" in verified.stdout) == (0, False), verified.stdout + verified.stderr
     alone = cli("receipt", str(judged), KQUEUE_URL="", KQUEUE_TOKEN="")

@@ -23,6 +23,7 @@ from kqueue.config import FLEET_FILE, Config, load
 from kqueue.errors import LocalFleetError
 from kqueue.http import OPEN_WARNING
 from kqueue.local.fleet import LocalFleet
+from kqueue.local.parts import Supervised
 from kqueue.local.process import command_line, running
 from kqueue.local.servers import Postgres
 from kqueue.store import tokens
@@ -260,6 +261,32 @@ def test_stale_fleet_file_is_not_believed(tmp_path: Path) -> None:
     known = {"pid": os.getpid(), "database_url": "postgresql+psycopg://gone/", "redis_url": "redis://gone/"}
     (tmp_path / FLEET_FILE).write_text(json.dumps(known))
     assert load(home=tmp_path).database_url is None
+
+
+def test_a_late_part_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that is late or has died is reported with the last line of its log, without control characters."""
+    monkeypatch.setattr("kqueue.local.parts._LATE_S", 0)
+    alive, said = [True], list[str]()
+
+    class Slow:
+        def start(self) -> None: ...
+
+        def alive(self) -> bool:
+            return alive[0]
+
+        def ready(self) -> bool:
+            return False
+
+        def last_words(self) -> str:
+            return "The end of a log:\nfirst\nno \x1b[2Jdisk" + "!" * 1000
+
+    slow = Supervised("a part", Slow(), said.append)
+    slow.start()
+    assert not slow.came_up()
+    alive[0] = False
+    slow.look()
+    assert [line.partition(" Its log ends with: ")[2][:16] for line in said] == [r"no \x1b[2Jdisk!!!"] * 2
+    assert max(map(len, said)) < 400
 
 
 def test_workers_that_cannot_start_show_their_log(tmp_path: Path) -> None:

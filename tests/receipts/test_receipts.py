@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,9 +91,9 @@ def of_runtime(**fields: Any) -> Callable[[Document], object]:
     return lambda document: document["verdict"]["runtime"].update(fields)
 
 
-def of_row(**fields: Any) -> Callable[[Document], object]:
-    """Return a change of the first shape's result."""
-    return lambda document: document["verdict"]["evidence"]["shapes"]["rows"][0].update(fields)
+def of_row(index: int = 0, **fields: Any) -> Callable[[Document], object]:
+    """Return a change of a shape's result."""
+    return lambda document: document["verdict"]["evidence"]["shapes"]["rows"][index].update(fields)
 
 
 #: Wrong contents that are signed correctly, and the statement that fails.
@@ -112,6 +113,11 @@ WRONG: list[tuple[str, Callable[[Document], object], str]] = [
     ("-shapes", lambda one: [row.update(weight=0.0) for row in one["verdict"]["evidence"]["shapes"]["rows"]], "times"),
     ("", lambda one: one.update(kernel=one["kernel"] + "#"), "sources"),
     ("", lambda one: one.update(problem=f"sha256:{one['problem_hash']}"), "sources"),
+    ("", lambda one: one.update(problem_hash="0" * 64), "sources"),
+    ("", lambda one: one.update(problem_hash="0" * 64, public_problem_hash="0" * 64), "sources"),
+    ("", lambda one: one.update(kernel_hash="0" * 64), "sources"),
+    ("-shapes", lambda one: one.update(public_problem_hash="0" * 64), "sources"),
+    ("-shapes", of_row(name="held in", index=2), "sources"),
     ("", verdict(environment=None), "complete"),
     ("", lambda one: one.pop("settings"), "complete"),
     ("", lambda one: one.update(more=1), "complete"),
@@ -141,6 +147,48 @@ def test_unknown_parts() -> None:
     assert results(emptied)["complete"] is None
     for junk in (b"", b"[]", b'"schema"', b"{}", b"\xff", b"[" * 100_000, b'{"schema":NaN}', b"1" * 10_000):
         assert results(junk) == {"form": False}
+
+
+def nested(depth: int) -> Any:
+    """Return lists in each other."""
+    value: Any = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("place", ["settings", "owner", "verdict", "facts", "evidence", "more"])
+@pytest.mark.parametrize("depth", [1, 50, 200, 700])
+def test_any_depth_is_answered(place: str, depth: int) -> None:
+    """A document nested anywhere, signed correctly, is checked or refused without an exception."""
+
+    def change(document: Document) -> None:
+        inner = document["verdict"] if place in ("facts", "evidence") else document
+        inner[place] = {"a": nested(depth)} if place != "owner" else nested(depth)
+
+    found = results(forged(change), (KEY,))
+    assert False in found.values()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"0" * (receipts.MAX_BYTES + 1),
+        STORED[""] + b" " * receipts.MAX_BYTES,
+        b'{"schema":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+        STORED[""].replace(b'"owner":', b'"owner":"eve","owner":', 1),
+        STORED[""].replace(b'"owner":', b'"owner":NaN,"other":', 1),
+        STORED[""].replace(b'"owner":', b'"owner":-Infinity,"other":', 1),
+        STORED[""].replace(b'"owner":', b'"owner":1e999,"other":', 1),
+        STORED[""].replace(b'"owner":', b'"owner":' + b"9" * 5000 + b',"other":', 1),
+        STORED[""].replace(b'"owner":', b'"owner":"\\ud800","other":', 1),
+    ],
+    ids=["large", "padded", "deep list", "deep object", "twice", "NaN", "infinity", "overflow", "digits", "surrogate"],
+)
+def test_any_text_is_answered(content: bytes) -> None:
+    """A text of any size and form is refused without an exception."""
+    assert False in results(content, (KEY,)).values()
 
 
 def agreement(now: Outcome | None = None, *, device: str = "a CPU", whole: bool = True) -> list[bool | None]:
@@ -185,20 +233,40 @@ def test_keys_are_created_once_and_bad_files_are_refused(tmp_path: Path) -> None
 
 
 def test_the_command_verifies(tmp_path: Path) -> None:
-    """It prints each statement, ends with status 1 if one fails, and warns if the key is not known."""
-    cli = Cli(tmp_path)
+    """It prints each statement, ends with status 1 if one fails, and demands the key of a fleet."""
+    cli = Cli(tmp_path, {"KQUEUE_HOME": str(tmp_path / "home")})
     (tmp_path / "good.json").write_bytes(STORED[""])
     (tmp_path / "bad.json").write_bytes(STORED[""].replace(b'"passed"', b'"Passed"'))
     (tmp_path / "keys.json").write_text(json.dumps({"keys": [{"public_key": KEY}]}))
-    found = cli("verify", "good.json")
-    assert (found.returncode, "not known to be a fleet's" in found.stdout) == (0, True)
+    (tmp_path / "mine.json").write_bytes(forged(lambda _: None))
+    for name in ("good.json", "mine.json"):
+        found = cli("verify", name)
+        assert (found.returncode, "any key can sign" in found.stderr) == (2, True), found.stderr
+        assert cli("verify", name, "--key", KEY).returncode == (name == "mine.json")
+    assert "none of the given keys" in cli("verify", "mine.json", "--key", "keys.json").stdout
+    assert "none of the given keys" in cli("replay", "mine.json", "--key", KEY).stdout
+    assert cli("verify", "-", "--key", KEY, stdin=STORED[""]).returncode == 0
     rows = [json.loads(line) for line in cli("verify", "good.json", "--key", "keys.json", "--json").stdout.splitlines()]
     assert {row["holds"] for row in rows} == {True}
-    failed = cli("verify", "bad.json")
+    failed = cli("verify", "bad.json", "--key", KEY)
     assert (failed.returncode, "failed: signature, complete" in failed.stderr) == (1, True), failed.stderr
     assert cli("verify", "good.json", "--key", "good.json").returncode == 2
-    assert cli("verify", "none.json").returncode == 2
     assert cli("replay", "bad.json").returncode == 1
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", 1 << 30)
+    for file, words in {
+        "none.json": "No such file",
+        "pipe": "not a regular file",
+        "/dev/zero": "not a regular file",
+        ".": "Is a directory",
+        "loop": "symbolic links",
+        "huge": "larger than",
+    }.items():
+        for arguments in (("verify", file, "--key", KEY), ("replay", file), ("verify", "good.json", "--key", file)):
+            refused = cli(*arguments)
+            assert (refused.returncode, words in refused.stderr) == (2, True), (arguments, refused.stderr)
 
 
 @pytest.mark.slow("judges a kernel")

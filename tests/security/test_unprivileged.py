@@ -82,7 +82,9 @@ class User:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start Python with these arguments as the user, with only its own environment."""
-        environment = {"HOME": str(self.home), "PATH": os.environ["PATH"], "KQUEUE_PROBE_SHARE": "0"}
+        # Like a PATH that root's login leaves behind, whose folders only root can enter.
+        path = os.pathsep.join([f"{self.home}/closed/bin", f"{self.home}/loop", "", "bin", os.environ["PATH"]])
+        environment = {"HOME": str(self.home), "PATH": path, "KQUEUE_PROBE_SHARE": "0"}
         environment |= {"KQUEUE_HOME": f"{self.home}/fleet", "KQUEUE_SCRATCH": f"{self.home}/scratch"}
         return subprocess.Popen(
             [sys.executable, "-c", BECOME, *words], env=environment, cwd="/", text=True,
@@ -107,6 +109,8 @@ def user() -> Iterator[User]:
     home = Path(tempfile.mkdtemp(prefix="kqueue-user-"))
     home.chmod(0o711)
     os.chown(home, USER, USER)
+    (home / "closed").mkdir(mode=0o700)
+    (home / "loop").symlink_to("loop")
     yield User(home)
     shutil.rmtree(home)
 
@@ -142,8 +146,10 @@ def test_a_user_who_is_not_root_runs_a_fleet(user: User) -> None:
         isolation = verdict["evidence"]["isolation"]
         assert isolation["own_uid"] == "the fleet is not root"
         assert isolation["level"] == level.reached(isolation)
-        assert isolation["level"] in user.run("-m", "kqueue", "doctor").partition("isolation")[2].splitlines()[0]
-        separate = user.run("-c", "import os; os.execvp('unshare', ['unshare', '-Urnm', 'echo', 'allowed'])")
+        doctor = user.run("-m", "kqueue", "doctor")
+        assert isolation["level"] in doctor.partition("isolation")[2].splitlines()[0]
+        assert f"PATH {user.home}/closed/bin (Permission denied)" in doctor, doctor
+        separate = user.run("-c", "import os; os.execvp('unshare', ['unshare', '-Urnm', '/bin/echo', 'allowed'])")
         assert (isolation["network_namespace"] is True) is ("allowed" in separate), separate
         assert "/login?link=" in user.run("-m", "kqueue", "open", "--no-browser")
     finally:

@@ -40,6 +40,7 @@ class Provider:
 
     def __init__(self) -> None:
         self.answer: Callable[[dict[str, Any]], dict[str, Any]] = lambda answer: answer
+        self.person: Callable[[dict[str, Any]], Any] = lambda claims: claims
         self.asked: list[dict[str, str]] = []
         app = mock.app()
 
@@ -53,6 +54,8 @@ class Provider:
             if flask.request.path == "/oauth2/token" and response.status_code == 200:
                 self.key = flask.g.oidc_provider_mock_storage.jwk
                 response.set_data(json.dumps(self.answer(response.get_json())))
+            if flask.request.path == "/userinfo":
+                response.set_data(json.dumps(self.person(response.get_json())))
             return response
 
         self._running = mock._server._threaded_server(app, host="127.0.0.1")
@@ -297,6 +300,56 @@ def test_forged_tokens(team: Served, provider: Provider, header: dict[str, Any],
         assert log_in(client, "ann").status_code == 403
         provider.answer = lambda answer: answer
         assert log_in(client, "ann").status_code == 200
+
+
+#: Values of a claim with groups, and whether the person is let in.
+VALUES: dict[str, tuple[Any, bool]] = {
+    "a list": (["kernels"], True),
+    "a text": ("kernels", True),
+    "with others": ([None, 7, {"kernels": 1}, ["leads"], "kernels"], True),
+    "many": (["x" * 100] * 100_000 + ["kernels"], True),
+    "a number": (7, False),
+    "zero": (0, False),
+    "true": (True, False),
+    "null": (None, False),
+    "nested": ([["kernels"]], False),
+    "an object": ({"kernels": True}, False),
+    "a long text": ("kernels" * 1_500_000, False),
+}
+
+
+@pytest.mark.parametrize("lifetime_s", [3600, 30])
+def test_groups_of_any_form(serve, config: Config, provider: Provider, worker_id: UUID, lifetime_s: int) -> None:
+    """Whatever the provider answers about a person, and however short its tokens live, the answer is no error."""
+    served = serve(with_provider(config, provider, oidc_groups_claim="roles"))
+    provider.answer = lambda answer: answer | {"expires_in": lifetime_s}
+    for name, (value, admitted) in VALUES.items():
+        provider.person = lambda claims, value=value: claims | {"roles": value}
+        with stranger(served) as client:
+            answer = log_in(client, "ann")
+            assert (answer.status_code == 200) is admitted, name
+            assert admitted or (answer.status_code, "none of the groups" in answer.text) == (403, True), name
+
+
+@pytest.mark.parametrize(
+    "person",
+    [[], 7, None, "ann", {}, {"sub": None}, {"sub": 7}, {"sub": "eve", "roles": ["kernels"]}],
+)
+def test_a_person_of_any_form(serve, config: Config, provider: Provider, worker_id: UUID, person: Any) -> None:
+    """An answer about nobody or somebody else admits nobody, and is no error of the server."""
+    served = serve(with_provider(config, provider, oidc_groups_claim="roles"))
+    provider.person = lambda _: person
+    with stranger(served) as client:
+        assert log_in(client, "ann").status_code in (403, 503)
+
+
+@pytest.mark.parametrize("lifetime_s", [0, -1, "soon", [], 10**400])
+def test_a_token_that_has_expired(serve, config: Config, provider: Provider, worker_id: UUID, lifetime_s: Any) -> None:
+    """An access token that cannot be used is the provider's fault."""
+    served = serve(with_provider(config, provider, oidc_groups_claim="roles"))
+    provider.answer = lambda answer: answer | {"expires_in": lifetime_s, "expires_at": None}
+    with stranger(served) as client:
+        assert log_in(client, "ann").status_code in (403, 503)
 
 
 def test_a_planted_session_is_not_taken_over(team: Served, token: Callable[..., str]) -> None:

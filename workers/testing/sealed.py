@@ -10,6 +10,7 @@ import os
 import sys
 from pathlib import Path
 
+from kqueue import folders
 from workers.judge.host import linux
 from workers.testing import child
 from workers.testing.groups import ENVIRONMENT, ROOT, STARTED_IN, Order, moved
@@ -26,6 +27,6 @@ def main(file: str, repository: str, said: str) -> int:
     started_in = Path(repository, order.pop(STARTED_IN))
     started_in.mkdir(parents=True, exist_ok=True)
     os.chdir(started_in)
-    order["searched"] = [path for path in order["searched"] if Path(path).is_dir()] + sys.path
+    order["searched"] = [path for path in order["searched"] if not folders.fault(path)] + sys.path
     order["paths"] = (repository, root)
     return child.main(Order(**order, basetemp=str(Path(file).with_name("pytest")), locks=[]), int(said))

@@ -15,6 +15,7 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from kqueue import folders
 from kqueue.backends import registered
 from workers.judge.channel.packets import receive_with_fds, send_with_fds
 from workers.judge.forkserver import builds, control
@@ -89,6 +90,8 @@ class ForkServer:
         if not data:
             raise ForkServerError("the fork server did not start (the worker's log has its last messages)")
         self.isolation = json.loads(data)
+        if "failed" in self.isolation:
+            raise ForkServerError(f"the fork server did not start: {self.isolation['failed']}")
         if self.slot.uid is not None and self.isolation["own_uid"] is not True:
             self.stop()
             raise ForkServerError(
@@ -208,9 +211,10 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the fork server, and so of every sealed process."""
     # The interpreter's directory comes first, because tools such as ninja are installed there.
     path = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
-    passed = {name: environment[name] for name in _PASSED if name in environment}
+    passed = {name: environment[name] for name in _PASSED if name in environment} | {"PATH": path}
+    found = {name: folders.usable(passed.pop(name)) for name in folders.VARIABLES if name in passed}
     of_backends = dict(pair for backend in registered().values() for pair in backend.environment)
-    return of_backends | passed | _SET | {"PATH": path}
+    return of_backends | passed | {name: value for name, value in found.items() if value} | _SET
 
 
 def prepare_scratch(slot: SlotConfig) -> None:

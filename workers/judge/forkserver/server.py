@@ -12,6 +12,7 @@ and reports. It also keeps processes for later evaluations (:mod:`workers.judge.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -112,23 +113,25 @@ def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
     linux.keep_freed_memory()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # this process ends only with its parent
-    base = self_check.prepare(uid, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    # Entering a namespace can clear this setting.
-    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     logs.configure_early()
     # Imported libraries have threads, but none of them holds a lock while they are idle.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     # Triton 3.9 warns of a later default for each kernel that it compiles.
     warnings.filterwarnings("ignore", "TRITON_DEFAULT_FP_FUSION is unset", UserWarning)
-    triton_files = prewarm.prepare()
-    gc.freeze()
     status = 1
     try:
+        base = self_check.prepare(uid, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        # Entering a namespace can clear this setting.
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+        triton_files = prewarm.prepare()
+        gc.freeze()
         requests.send(json.dumps(base.report() | {"torch": torch.__version__}).encode())
         EventLoop(requests, base, triton_files).run()
         base.groups.close()
         status = 0
-    except Exception:  # noqa: BLE001 -- no exception must reach the parent's frames
+    except Exception as error:  # noqa: BLE001 -- no exception must reach the parent's frames
         _log.exception("the fork server failed")
+        with contextlib.suppress(OSError):
+            requests.send(json.dumps({"failed": f"{type(error).__name__}: {error}"[:1000]}).encode())
     finally:
         linux.leave(status)  # skips libraries' destructors, which would print errors

@@ -6,6 +6,7 @@ fingerprint, which costs only a build.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -54,9 +55,6 @@ def fingerprint(environment: Mapping[str, str]) -> str:
     Raises:
         FileNotFoundError: a file of the builder is missing.
     """
-    # Each of the processes between the supervisor and this one prepends the interpreter's directory.
-    path = os.pathsep.join(dict.fromkeys(environment.get("PATH", os.defpath).split(os.pathsep)))
-    environment = {**environment, "PATH": path}
     facts: dict[str, Any] = {
         "python": [sys.version, sysconfig.get_config_var("SOABI"), platform.machine(), *platform.libc_ver()],
         "builder": [_hash(Path(__file__).parents[2] / name) for name in _BUILDER],
@@ -106,7 +104,7 @@ def _toolkit(environment: Mapping[str, str]) -> list[str]:
     """Return the path and version of each CUDA toolkit that torch's builder could use."""
     nvcc = shutil.which("nvcc", path=environment.get("PATH", os.defpath))
     named = [environment.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
-    homes = [*named, "/usr/local/cuda", str(Path(nvcc).parents[1]) if nvcc else ""]
+    homes = [*named, "/usr/local/cuda", str(Path(nvcc).parent.parent) if nvcc else ""]
     return [f"{os.path.realpath(home)} {_digest(Path(home, 'version.json'))}" for home in homes if home]
 
 
@@ -128,7 +126,8 @@ def _headers(environment: Mapping[str, str]) -> Iterator[tuple[str, int]]:
                 if count > _MOST_HEADERS:
                     return
                 path = Path(folder, name)
-                yield str(path), path.lstat().st_size
+                with contextlib.suppress(OSError):  # its folder can be read but not entered
+                    yield str(path), path.lstat().st_size
 
 
 def _digest(path: Path) -> str:

@@ -56,7 +56,7 @@ def missing(name: str) -> list[str]:
 
 def _is_in_toolkit(program: str) -> bool:
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    return shutil.which(program) is not None or bool(home and Path(home, "bin", program).exists())
+    return shutil.which(program) is not None or bool(home and shutil.which(f"{home}/bin/{program}"))
 
 
 def _is_there(backend: Backend, module: str) -> bool:

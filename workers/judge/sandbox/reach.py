@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kqueue import folders
 from workers.judge.sandbox import landlock, view
 from workers.judge.sandbox.landlock import Access, Ruleset
 
@@ -95,8 +96,8 @@ def _named() -> Iterator[Path]:
     checkout = Path(__file__).parents[3]
     named = view.needed()
     for variable in ("PATH", "LD_LIBRARY_PATH"):
-        entries = os.environ.get(variable, "").split(os.pathsep)
-        named += [Path(entry).resolve() for entry in entries if entry.startswith("/")]
+        entries = folders.usable(os.environ.get(variable, "")).split(os.pathsep)
+        named += [Path(entry).resolve() for entry in entries if entry]
     # Path.home() fails for a uid without an entry in /etc/passwd.
     private = {Path(path) for path in (*_PRIVATE, tempfile.gettempdir(), os.path.expanduser("~"))}  # noqa: PTH111
     for path in named:
@@ -105,7 +106,7 @@ def _named() -> Iterator[Path]:
         if path == checkout and (checkout / "pyproject.toml").exists():
             # Of a checkout, only the packages are readable.
             yield from (checkout / name for name in ("kqueue", "workers"))
-        elif path.is_dir():
+        else:
             yield path
 
 

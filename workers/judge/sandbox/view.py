@@ -14,6 +14,7 @@ import stat
 import sys
 from pathlib import Path
 
+from kqueue import folders
 from workers.judge.host import linux
 
 
@@ -23,10 +24,10 @@ def needed() -> list[Path]:
     # Found without an import of torch, because the supervisor calls this too.
     if (torch := importlib.util.find_spec("torch")) is not None and torch.origin is not None:
         paths.add(Path(torch.origin).parent)
-    paths |= {Path(entry) for entry in sys.path if entry and Path(entry).is_dir()}
+    paths |= {Path(entry) for entry in sys.path}
     if (toolkit := _toolkit()) is not None:
         paths.add(toolkit)
-    return sorted({path.resolve() for path in paths if path.exists()})
+    return sorted({path.resolve() for path in paths if not folders.fault(path)})
 
 
 def _toolkit() -> Path | None:
@@ -34,9 +35,9 @@ def _toolkit() -> Path | None:
     if home := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
         return Path(home)
     nvcc = shutil.which("nvcc")
-    home = Path(nvcc).resolve().parents[1] if nvcc else None
+    home = Path(nvcc).resolve().parent.parent if nvcc else None
     # A script named nvcc is not enough, because the directory becomes readable.
-    return home if home is not None and (home / "nvvm").is_dir() else None
+    return home if home is not None and not folders.fault(home / "nvvm") else None
 
 
 def obstacle(path: Path) -> Path | None:
