@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +10,11 @@ from urllib.request import urlopen
 
 import typer
 
-from kqueue.cli import options, runs, sources
-from kqueue.cli.connection import detail_of
+from kqueue.cli import options, sources
+from kqueue.cli.connection import asking, detail_of
 from kqueue.cli.judge import where
 from kqueue.cli.render import Columns, emit, say, table
-from kqueue.errors import ConfigError, InvalidRequest
+from kqueue.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from kqueue.receipts import Check
@@ -35,23 +34,11 @@ def receipt(
     output: Annotated[typer.FileTextWrite | None, typer.Option("--output", "-o", help="File to write.")] = None,
 ) -> None:
     """Write a signed record of a finished evaluation, which the fleet's server signs."""
-    from kqueue.client.server import Server
-    from kqueue.config import load
-
-    config = load()
-    if config.url is None:
-        raise ConfigError("only `kqueue serve` signs receipts: set KQUEUE_URL, or run `kqueue up` on this machine")
-    server = Server(config.url, config.token, retry_s=20.0, connections=1)
     # The server knows only whole ids, of 36 characters.
     identity = evaluation if len(evaluation) == 36 else detail_of("receipt", evaluation).evaluation_id
-
-    async def fetch() -> str:
-        try:
-            return await server.read(f"/v1/evaluations/{identity}/receipt?sources={str(with_sources).lower()}")
-        finally:
-            await server.close()
-
-    typer.echo(asyncio.run(fetch()), file=output, nl=False)
+    with asking() as (run, server):
+        content = run(server.read(f"/v1/evaluations/{identity}/receipt?sources={str(with_sources).lower()}"))
+    typer.echo(content, file=output, nl=False)
 
 
 def verify(
@@ -79,6 +66,7 @@ def replay(
 ) -> None:
     """Judge the kernel of a receipt again, and compare the results. Exit with 1 if they differ."""
     from kqueue import receipts
+    from kqueue.client import connect
     from kqueue.contract import parse_request
     from kqueue.judging import LocalJudge
 
@@ -96,7 +84,7 @@ def replay(
     if wrong := receipts.differing(given, request.problem, request.kernel):
         raise InvalidRequest(f"not the judged {' and '.join(wrong)}: the hash differs from the receipt's")
     if fleet:
-        with runs.client_of(None) as client:
+        with connect() as client:
             now = client.evaluate(request)
         environment = now.environment
     else:
