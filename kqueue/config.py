@@ -226,11 +226,21 @@ class Config(BaseSettings):
 
     def require_database(self) -> str:
         """Return the database's URL. Raise :class:`ConfigError` if it is not set."""
-        return _require(self.database_url, "KQUEUE_DATABASE_URL", self.home_path)
+        return self._require(self.database_url, "KQUEUE_DATABASE_URL")
 
     def require_redis(self) -> str:
         """Return the broker's URL. Raise :class:`ConfigError` if it is not set."""
-        return _require(self.redis_url, "KQUEUE_REDIS_URL", self.home_path)
+        return self._require(self.redis_url, "KQUEUE_REDIS_URL")
+
+    def _require(self, value: SecretStr | None, name: str) -> str:
+        if value is not None:
+            return value.get_secret_value()
+        if self.url is not None:
+            raise ConfigError(f"this needs {name}, because the server at KQUEUE_URL does not offer it")
+        raise ConfigError(
+            f"no fleet found: set {name}, or start one on this machine with `kqueue up` (none runs under "
+            f"{self.home_path}: set KQUEUE_HOME if its folder is another one). For a server set KQUEUE_URL"
+        )
 
     @property
     def has_servers_secrets(self) -> bool:
@@ -256,15 +266,6 @@ class Config(BaseSettings):
 def networks(value: str) -> list[IPv4Network | IPv6Network]:
     """Return the networks in a text with commas, or raise ValueError."""
     return [ip_network(part.strip()) for part in value.split(",") if part.strip()]
-
-
-def _require(value: SecretStr | None, name: str, home: Path) -> str:
-    if value is None:
-        raise ConfigError(
-            f"no fleet found: set {name}, or start one on this machine with `kqueue up` (none runs under {home}: "
-            "set KQUEUE_HOME if its folder is another one)"
-        )
-    return value.get_secret_value()
 
 
 def _running_fleet(home: Path) -> dict[str, str]:
@@ -298,6 +299,13 @@ def _of_running_fleet(config: Config) -> dict[str, str]:
         if config.token is None:
             given["token"] = fleet.get("token")
     return {name: value for name, value in given.items() if value is not None}
+
+
+def names_server() -> bool:
+    """Return True if the environment names a server and no database."""
+    load()  # raises a readable error for a wrong setting
+    named = Config()
+    return named.url is not None and named.database_url is None
 
 
 def http_url(config: Config) -> str:

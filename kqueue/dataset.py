@@ -7,7 +7,7 @@ export continues after the last row of the last file.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from datetime import datetime
 from itertools import chain
@@ -16,7 +16,6 @@ from typing import Any, Final, Unpack
 from uuid import UUID
 
 from pydantic import BaseModel, ValidationError
-from sqlalchemy import Engine
 
 from kqueue.errors import InvalidRequest
 from kqueue.parquet import Writer
@@ -45,7 +44,7 @@ class Export(BaseModel):
 
 
 def export(
-    engine: Engine,
+    read: Callable[..., Any],
     folder: Path,
     wanted: Export,
     *,
@@ -55,6 +54,7 @@ def export(
     """Write finished evaluations to a folder, or continue an interrupted export.
 
     Args:
+        read: calls the reports.
         wanted: the conditions in words and the times. An interrupted export must have the same conditions, and keeps
             its times.
         rows: number of rows of a file.
@@ -69,16 +69,14 @@ def export(
     """
     state = _begun(folder, wanted.conditions)
     if state is None:
-        now = reports.now(engine)
+        now = read(reports.now)
         state = wanted.model_copy(update={"until": min(now, wanted.until or now)})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         ends = [_end(file) for file in sorted((folder / _DATA).glob("*.parquet"))]
         while not (folder / _CARD).exists():
             after = ends[-1][1] if ends else None
-            some = reports.trajectories(
-                engine, since=state.since, until=state.until, after=after, limit=rows, **filters
-            )
+            some = read(reports.trajectories, since=state.since, until=state.until, after=after, limit=rows, **filters)
             with closing(some):
                 if first := next(some, None):
                     name = f"{_DATA}/train-{len(ends):05}.parquet"

@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import options
-from kqueue.cli.connection import database
+from kqueue.cli.connection import database, reading
 from kqueue.cli.render import Columns, age, console, emit, first, table, text, write_json
 from kqueue.errors import InvalidRequest
 from kqueue.states import Finding, GpuState, ProbeKind
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
-    from kqueue.config import Config
     from kqueue.store.gpus import GpuStatus
-    from kqueue.store.probes import Pause, Settled
+    from kqueue.store.probes import Pause, Record, Settled
 
 _GIB: Final = 1 << 30
 #: Seconds between two polls while waiting.
@@ -44,10 +41,10 @@ def list_gpus(
     host: Annotated[str | None, typer.Option(help="List only this host's GPUs.")] = None, as_json: options.Json = False
 ) -> None:
     """List the GPUs of all hosts with state, reason, and last known health."""
-    from kqueue.store import gpus
+    from kqueue.store import reports
 
-    with database("gpu list") as engine:
-        gpus_known = gpus.find(engine, host=host)
+    with reading("gpu list") as read:
+        gpus_known = [gpu for gpu in read(reports.fleet).gpus if host in (None, gpu.host)]
     empty = "no fleet with a GPU is known" if host is None else f"no GPU of {host} is known"
     emit(gpus_known, table(_GPU, empty=empty), as_json=as_json)
 
@@ -145,11 +142,8 @@ def register_probe(app: typer.Typer) -> None:
     app.add_typer(group, name="probe", cls=app.info.cls)
 
 
-def last_day(engine: Engine, config: Config) -> dict[str, Any]:
-    """Return the record of the last day for `status`."""
-    from kqueue.store import probes
-
-    record = probes.record(engine, live_s=config.live_s)
+def last_day(record: Record) -> dict[str, Any]:
+    """Return the record of the last day as JSON for `status`."""
     return asdict(record) | {
         "cheats_accepted": record.cheats_accepted,
         "honest_refused": record.honest_refused,

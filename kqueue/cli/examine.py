@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import options
-from kqueue.cli.connection import database
+from kqueue.cli.connection import reading
 from kqueue.cli.render import category_text, console, emit, form_of, make_bar, say, write_picture
 from kqueue.errors import InvalidRequest
 from kqueue.text import clean, one_line
@@ -128,9 +128,9 @@ def _judging(subject: Subject, timeout: float) -> Generator[Callable[[Request], 
         with LocalJudge(subject.device) as local:
             yield local
         return
-    from kqueue.client import Client
+    from kqueue.client import connect
 
-    with Client() as client:
+    with connect() as client:
 
         def judge(request: Request) -> Result:
             ticket = client.submit(request)
@@ -249,14 +249,13 @@ def show_autopsy(report: Report, file: Path | None) -> None:
 def _by_fleet(request: Request, failure: Result | None, budget: float, most: int, on_round: OnRound) -> Report:
     from kqueue.autopsy import run
     from kqueue.autopsy.shrink import Autopsy
-    from kqueue.client import Client
-    from kqueue.config import load
+    from kqueue.client import connect
     from kqueue.store import workers
 
-    with database("autopsy") as engine:
-        live = workers.live_lanes(engine, within_s=load().live_s)
+    with reading("autopsy") as read:
+        live = read(workers.live_lanes)
     slots = live.get(request.lane) or max(live.values(), default=1)
-    with Client() as client:
+    with connect() as client:
         made = Autopsy(request, failure, width=min(slots, _WIDEST), most=most)
         return run.by_fleet(made, client, budget, on_round)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from kqueue import figures
 from kqueue.cli import options, results
-from kqueue.cli.connection import database
+from kqueue.cli.connection import reading
 from kqueue.cli.render import emit, make_bar
 from kqueue.text import clean
 
@@ -41,15 +40,12 @@ def export(
     if owner is not None:
         options.check_owner(owner)
     from kqueue import dataset, parquet
-    from kqueue.store.engine import Viewer, acting
 
     parquet.require()
-    # The database itself restricts the transactions to the owner's rows.
-    acts = nullcontext() if owner is None else acting(Viewer(owner, held=True))
-    with database("export") as engine, acts, make_bar(quiet=as_json) as bar:
+    with reading("export", owner) as read, make_bar(quiet=as_json) as bar:
         task, done = bar.add_task("rows", total=None), (0, 0)
         wanted = dataset.Export(conditions=conditions, since=after, until=before)
-        for done in dataset.export(engine, folder, wanted, rows=rows, **filters):
+        for done in dataset.export(read, folder, wanted, rows=rows, **filters):
             bar.update(task, completed=done[0])
     count, files = done
     said = clean(f"{folder}: {count} evaluations in {files} file{'s'[: files > 1]}")

@@ -27,7 +27,6 @@ from kqueue.text import clean, one_line
 if TYPE_CHECKING:
     from kqueue.autopsy.report import Report
     from kqueue.client import Client
-    from kqueue.client.remote import RemoteClient
     from kqueue.contract import Outcome, Request, Verdict
     from kqueue.duels import Duel
     from kqueue.judging import LocalJudge, Machine
@@ -241,6 +240,7 @@ def _at_each_save(
 
     Saves during an evaluation are judged once, after it.
     """
+    from kqueue.client import connect
     from kqueue.feedback import describe
     from kqueue.judging import LocalJudge
 
@@ -250,7 +250,7 @@ def _at_each_save(
     with ExitStack() as stack:
         judge: Callable[[Request], Outcome | Verdict]
         if fleet or url is not None:
-            judge = partial(_on_fleet, stack.enter_context(runs.client_of(url)))
+            judge = partial(_on_fleet, stack.enter_context(connect(url)))
         else:
             judge = stack.enter_context(local := LocalJudge(device))
             say(where(local.machine))
@@ -273,7 +273,7 @@ def _at_each_save(
     say("stopped")
 
 
-def _on_fleet(client: Client | RemoteClient, request: Request) -> Verdict:
+def _on_fleet(client: Client, request: Request) -> Verdict:
     ticket = client.submit(request)
     try:
         return ticket.wait()
@@ -312,6 +312,7 @@ def duel(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON line.")] = False,
 ) -> None:
     """Find out which of two kernels is faster, by how much and with what certainty. Exit with 1 without a decision."""
+    from kqueue.client import connect
     from kqueue.duels import Match
     from kqueue.duels import duel as fight
 
@@ -335,7 +336,7 @@ def duel(
             bar.update(task, completed=now.rounds, description=now.message)
 
         if on_fleet:
-            with runs.client_of(url) as client:
+            with connect(url) as client:
                 end = client.duel(*requests, within=within, rounds=rounds, report=report)
         else:
             from kqueue.judging import LocalJudge

@@ -73,7 +73,7 @@ def kernelbench(
     as_json: options.Json = False,
 ) -> None:
     """Judge and score a folder of KernelBench generations. Run it again to resume an interrupted run."""
-    from kqueue.client import Client
+    from kqueue.client import connect
     from kqueue.kernelbench import scores_of
 
     ks, ps = _numbers(k, "--k", int), _numbers(p, "--p", float)
@@ -95,7 +95,7 @@ def kernelbench(
     todo = run.to_do(samples, batch=generations.resolve().name or None)
     evaluated = len(todo)
     try:
-        with Client() as client:
+        with connect() as client:
             left_out = _judge(client, todo, run)
     finally:
         run.write()

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from kqueue.cli import options
-from kqueue.cli.connection import database
+from kqueue.cli.connection import Reader, database, reading
 from kqueue.cli.render import emit, say
 from kqueue.text import one_line
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
 
 _group = typer.Typer(help="The work of an owner.", no_args_is_help=True)
 _Problem = Annotated[str, typer.Argument(metavar="PROBLEM", help="Its hash, or the first digits of it.")]
@@ -47,8 +42,8 @@ def share(
     """
     from kqueue.store import sharing
 
-    with _of(owner) as engine:
-        known = sharing.share(engine, _hash(engine, problem), label=label, leaderboard=leaderboard)
+    with reading("problems", owner) as read:
+        known = read(sharing.share, _hash(read, problem), label=label, leaderboard=leaderboard)
     typer.echo(f"shared sha256:{known.problem_hash} {one_line(known.label)}")
 
 
@@ -56,8 +51,8 @@ def unshare(problem: _Problem, owner: _Whose = None) -> None:
     """Stop sharing a problem. Owners that submitted for it keep a copy."""
     from kqueue.store import sharing
 
-    with _of(owner) as engine:
-        sharing.unshare(engine, digest := _hash(engine, problem))
+    with reading("problems", owner) as read:
+        read(sharing.unshare, digest := _hash(read, problem))
     typer.echo(f"no longer shared: sha256:{digest}")
 
 
@@ -89,16 +84,7 @@ def erase(
         raise typer.Exit(1)
 
 
-@contextmanager
-def _of(owner: str | None) -> Generator[Engine]:
-    """Connect to the fleet's database on behalf of an owner, if one is given."""
-    from kqueue.store.engine import Viewer, acting
-
-    with database("problems") as engine, acting(Viewer(owner)):
-        yield engine
-
-
-def _hash(engine: Engine, word: str) -> str:
+def _hash(read: Reader, word: str) -> str:
     from kqueue.store import reports
 
-    return reports.named(engine, word, among=[reports.Kind.PROBLEM]).key
+    return read(reports.named, word, among=[reports.Kind.PROBLEM]).key

@@ -12,13 +12,11 @@ from uuid import UUID
 
 import typer
 
-from kqueue.cli.connection import database
+from kqueue.cli.connection import Reader, reading
 from kqueue.cli.render import STDOUT, form_of, write_picture
 from kqueue.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
     from kqueue import charts
     from kqueue.evidence import Measurement
 
@@ -70,9 +68,9 @@ def plot(
     if kind is not None and kind not in list(Kinds):
         raise InvalidRequest(f"--kind {kind}: use one of {', '.join(Kinds)}")
     form = form_of(out)
-    with database("plot") as engine:
-        named = reports.named(engine, what)
-        name, fitting = _DRAWN[named.kind](engine, named.key)
+    with reading("plot") as read:
+        named = read(reports.named, what)
+        name, fitting = _DRAWN[named.kind](read, named.key)
         if not fitting:
             raise InvalidRequest(
                 f"the {named.kind} {what} has nothing to draw: no time was measured. See `kqueue show {what}`"
@@ -98,20 +96,20 @@ def plot(
 _Charts = tuple[str, Mapping[Kinds, "Callable[[], charts.Chart]"]]
 
 
-def _of_problem(engine: Engine, key: str) -> _Charts:
+def _of_problem(read: Reader, key: str) -> _Charts:
     from kqueue import charts, examinations
     from kqueue.store import reports
     from kqueue.store.reports import boards
 
-    stored = reports.problem(engine, key)
+    stored = read(reports.problem, key)
     name = stored.problem_label or key[:12]
-    points = reports.best_so_far(engine, key)
+    points = read(reports.best_so_far, key)
 
     bars = [
         charts.Bar(
             one.kernel_label or one.kernel_hash[:12], one.speedup, one.speedup_low, one.speedup_high, one.device or ""
         )
-        for one in boards.leaderboard(engine, key, limit=_BARS)
+        for one in read(boards.leaderboard, key, limit=_BARS)
         if one.speedup is not None
     ]
     available: dict[Kinds, Callable[[], charts.Chart]] = {
@@ -120,58 +118,58 @@ def _of_problem(engine: Engine, key: str) -> _Charts:
         ),
         Kinds.LEADERBOARD: lambda: charts.Leaderboard(f"Fastest kernels: {name}", bars),
         Kinds.CATEGORIES: lambda: charts.Categories(
-            f"Outcomes: {name}", [charts.Stack(name, reports.outcomes(engine, problem_hash=key))]
+            f"Outcomes: {name}", [charts.Stack(name, read(reports.outcomes, problem_hash=key))]
         ),
     }
     if not bars:
         del available[Kinds.LEADERBOARD]
-    if profiles := {one.name: one.profile for one in boards.profiled(engine, key)}:
+    if profiles := {one.name: one.profile for one in read(boards.profiled, key)}:
         available[Kinds.ROOFLINE] = lambda: examinations.roofline(f"Roofline: {name}", profiles)
     return _with_id(stored.problem_label, key), available
 
 
-def _of_batch(engine: Engine, key: str) -> _Charts:
+def _of_batch(read: Reader, key: str) -> _Charts:
     from kqueue import charts
     from kqueue.store import reports
 
     def fast_p() -> charts.Chart:
-        result = reports.fast_p(engine, key)
+        result = read(reports.fast_p, key)
         return charts.FastP(f"fast_p: {key}", result.speedups, result.problems)
 
     return key, {
         Kinds.CATEGORIES: lambda: charts.Categories(
-            f"Outcomes: {key}", [charts.Stack(key, reports.outcomes(engine, batch=key))]
+            f"Outcomes: {key}", [charts.Stack(key, read(reports.outcomes, batch=key))]
         ),
         Kinds.FAST_P: fast_p,
     }
 
 
-def _of_run(engine: Engine, key: str) -> _Charts:
+def _of_run(read: Reader, key: str) -> _Charts:
     from kqueue import charts
     from kqueue.search import tuning
     from kqueue.search.plan import TunePlan, read_plan
     from kqueue.search.results import curve
     from kqueue.store import reports, searches
 
-    run = searches.find(engine, key)
+    run = read(searches.find, key)
     plan = read_plan(run.plan)
-    proposals = searches.proposals(engine, run.id)
+    proposals = read(searches.proposals, run.id)
     available: dict[Kinds, Callable[[], charts.Chart]] = {
-        Kinds.CURVE: lambda: curve({run.name: (plan, proposals, searches.steps(engine, run.id))})
+        Kinds.CURVE: lambda: curve({run.name: (plan, proposals, read(searches.steps, run.id))})
     }
     if isinstance(plan, TunePlan):
         available[Kinds.IMPORTANCES] = lambda: charts.Importances(run.name, tuning.importances(plan, proposals))
-    if reports.batch_state(engine, run.name) is not None:
-        available.update(_of_batch(engine, run.name)[1])
+    if read(reports.batch_state, run.name) is not None:
+        available.update(_of_batch(read, run.name)[1])
     return run.name, available
 
 
-def _of_evaluation(engine: Engine, key: str) -> _Charts:
+def _of_evaluation(read: Reader, key: str) -> _Charts:
     from kqueue import charts, examinations
     from kqueue.evidence import Measurement
     from kqueue.store import reports
 
-    detail = reports.show(engine, UUID(key))
+    detail = read(reports.show, UUID(key))
     verdict = detail.verdict
     timed: list[tuple[str, Measurement | None]] = []
     if verdict is not None and verdict.runtime is not None:
@@ -197,7 +195,7 @@ def _with_id(label: str | None, key: str) -> str:
     return f"{label[:48]}-{key[:8]}" if label else key[:12]
 
 
-_DRAWN: Final[Mapping[str, Callable[[Engine, str], _Charts]]] = {
+_DRAWN: Final[Mapping[str, Callable[[Reader, str], _Charts]]] = {
     "problem": _of_problem,
     "batch": _of_batch,
     "run": _of_run,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import sys
@@ -13,15 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue import files
-from kqueue.cli import options, runs, sources
-from kqueue.cli.connection import detail_of
+from kqueue.cli import options, sources
+from kqueue.cli.connection import asking, detail_of
 from kqueue.cli.judge import where
 from kqueue.cli.render import Columns, emit, say, table
-from kqueue.errors import ConfigError, InvalidRequest
+from kqueue.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from pydantic import SecretStr
-
     from kqueue.receipts import Check
 
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="A receipt, or - for standard input.")]
@@ -43,15 +40,11 @@ def receipt(
     output: Annotated[typer.FileTextWrite | None, typer.Option("--output", "-o", help="File to write.")] = None,
 ) -> None:
     """Write a signed record of a finished evaluation, which the fleet's server signs."""
-    from kqueue.config import load
-
-    config = load()
-    if config.url is None:
-        raise ConfigError("only `kqueue serve` signs receipts: set KQUEUE_URL, or run `kqueue up` on this machine")
     # The server knows only whole ids, of 36 characters.
     identity = evaluation if len(evaluation) == 36 else detail_of("receipt", evaluation).evaluation_id
-    path = f"/v1/evaluations/{identity}/receipt?sources={str(with_sources).lower()}"
-    typer.echo(asyncio.run(_ask(config.url, path, config.token)), file=output, nl=False)
+    with asking() as (run, server):
+        content = run(server.read(f"/v1/evaluations/{identity}/receipt?sources={str(with_sources).lower()}"))
+    typer.echo(content, file=output, nl=False)
 
 
 def verify(
@@ -89,6 +82,7 @@ def replay(
     Without a key it does not matter who signed.
     """
     from kqueue import receipts
+    from kqueue.client import connect
     from kqueue.contract import parse_request
     from kqueue.judging import LocalJudge
 
@@ -106,7 +100,7 @@ def replay(
     if wrong := receipts.differing(given, request.problem, request.kernel):
         raise InvalidRequest(f"not the judged {' and '.join(wrong)}: the hash differs from the receipt's")
     if fleet:
-        with runs.client_of(None) as client:
+        with connect() as client:
             now = client.evaluate(request)
         environment = now.environment
     else:
@@ -132,24 +126,14 @@ def _read(file: Path) -> bytes:
     return sys.stdin.buffer.read(MAX_BYTES + 1) if str(file) == "-" else files.read_bytes(file, MAX_BYTES, "a receipt")
 
 
-async def _ask(url: str, path: str, token: SecretStr | None = None) -> str:
-    """Return a server's answer."""
-    from kqueue.client.server import Server
-
-    server = Server(url, token, retry_s=20.0, connections=1)
-    try:
-        return await server.read(path)
-    finally:
-        await server.close()
-
-
 def _keys(key: str) -> list[str]:
     """Return the given public key, or those in a file or in a server's list."""
     if re.fullmatch("[0-9a-f]{64}", key):
         return [key]
     try:
         if key.startswith(("http://", "https://", "unix://")):
-            content = asyncio.run(_ask(key.removesuffix("/v1/keys"), "/v1/keys"))
+            with asking(key.removesuffix("/v1/keys")) as (run, server):
+                content = run(server.read("/v1/keys"))
         else:
             content = files.read_bytes(Path(key), 1 << 20, "keys").decode()
         return [str(one["public_key"]) for one in json.loads(content)["keys"]]

@@ -49,7 +49,7 @@ def rejudge(
 ) -> None:
     """Judge published kernels again and compare the speedups with the claims. Run it again to resume."""
     from kqueue import claims as published
-    from kqueue.client import Client
+    from kqueue.client import connect
     from kqueue.profiles import Protocol
 
     if profile is not None and profile not in list(Protocol):
@@ -66,7 +66,7 @@ def rejudge(
             results[claim.name] = error
     token = _token(out)
     try:
-        with Client() as client, progress(len(todo), quiet=as_json) as advance:
+        with connect() as client, progress(len(todo), quiet=as_json) as advance:
             for name, result in resuming.judge(client, token, todo):
                 results[name] = result
                 advance("" if isinstance(result, InvalidRequest) else str(result.category))

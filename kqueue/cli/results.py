@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from enum import StrEnum
@@ -12,7 +13,7 @@ import typer
 
 from kqueue import figures
 from kqueue.cli import audit, options
-from kqueue.cli.connection import database
+from kqueue.cli.connection import database, reading
 from kqueue.cli.render import (
     Columns,
     age,
@@ -70,15 +71,15 @@ def results(
     from kqueue.store import reports  # slow to import, so invalid conditions are refused first
     from kqueue.store.reports import boards
 
-    with database("results") as engine:
+    with reading("results") as read:
         if best:
-            ranked = boards.ranking(engine, since=after, limit=limit + 1, **filters)
+            ranked = read(boards.ranking, since=after, limit=limit + 1, **filters)
             emit(first(ranked, limit), table(_RANKED, empty="no measured kernel matches"), as_json=as_json)
             return
         if state is EvaluationState.DONE:
-            listed_rows = reports.results(engine, since=after, limit=limit + 1, **filters)
+            listed_rows = read(reports.results, since=after, limit=limit + 1, **filters)
         else:
-            listed_rows = reports.listing(engine, state=state, since=after, limit=limit + 1, **filters)
+            listed_rows = read(reports.listing, state=state, since=after, limit=limit + 1, **filters)
     done = state is EvaluationState.DONE
     empty = f"no {'finished' if done else state} evaluation matches"
     emit(first(listed_rows, limit), table(_FINISHED if done else _OPEN, empty=empty), as_json=as_json)
@@ -166,8 +167,8 @@ def compare(
     """Show what changed between two batches: broken, fixed, slower and faster kernels. Exit with 1 if one broke."""
     from kqueue.store.reports.changes import Change, changes
 
-    with database("compare") as engine:
-        found = changes(engine, before, after)
+    with reading("compare") as read:
+        found = read(changes, before, after)
 
     def show(found: Changes) -> None:
         listed = (Change.BROKE, Change.SLOWER, Change.FIXED, Change.FASTER)
@@ -224,21 +225,40 @@ def cancel(
         raise InvalidRequest("name what to cancel: ids, --batch NAME, --where FIELD=VALUE or --older-than AGE")
     filters = conditions(where or (), {"batch": batch}, _FIELDS)
     before = None if older_than is None else figures.since(older_than, "--older-than")
-    from kqueue import broker
-    from kqueue.config import load
-    from kqueue.store import evaluations, reports
+    from kqueue.client import connect
+    from kqueue.config import names_server
+    from kqueue.store import reports
 
     if ids and (filters or before is not None):
         raise InvalidRequest("name ids or conditions, not both")
+    with reading("cancel") as read:
+        # All names are resolved before the first evaluation is cancelled, so that a typo cancels nothing. Evaluations
+        # that are submitted meanwhile, for example by a producer that retries cancelled ones, are not included.
+        named = list({read(reports.resolve_id, prefix) for prefix in ids or ()})
+        chosen = named or read(reports.unfinished, before=before, **filters)
+        if not chosen and batch is not None and read(reports.batch_state, batch) is None:
+            raise UnknownEvaluation(batch, what="the batch")
+    if names_server():
+        with connect() as client, ThreadPoolExecutor() as pool:
+            done = pool.map(client.cancel, chosen)
+            cancelled = {one for one, ended in zip(chosen, done, strict=True) if ended}
+    else:
+        cancelled = _cancel(chosen)
+    kept = len({*named} - cancelled)
+    suffix = (
+        f", {kept} had a verdict already" if kept else "" if chosen else ": no evaluation without a verdict matches"
+    )
+    typer.echo(f"cancelled {len(cancelled)}{suffix}")
+
+
+def _cancel(chosen: Sequence[UUID]) -> set[UUID]:
+    from kqueue import broker
+    from kqueue.config import load
+    from kqueue.store import evaluations
+
     cancelled: set[UUID] = set()
     app: Celery | None = None
     with database("cancel") as engine, ExitStack() as stack:
-        # All names are resolved before the first evaluation is cancelled, so that a typo cancels nothing. Evaluations
-        # that are submitted meanwhile, for example by a producer that retries cancelled ones, are not included.
-        named = list({reports.resolve_id(engine, prefix) for prefix in ids or ()})
-        chosen = named or reports.unfinished(engine, before=before, **filters)
-        if not chosen and batch is not None and reports.batch_state(engine, batch) is None:
-            raise UnknownEvaluation(batch, what="the batch")
         for start in range(0, len(chosen), _CANCELLED):
             ended, running = evaluations.cancel_all(engine, chosen[start : start + _CANCELLED])
             cancelled |= ended
@@ -249,11 +269,7 @@ def cancel(
                     broker.revoke(app, *running)
             except KqueueError as error:
                 say(f"the workers of {len(running)} running evaluations could not be stopped: {error}")
-    kept = len({*named} - cancelled)
-    suffix = (
-        f", {kept} had a verdict already" if kept else "" if chosen else ": no evaluation without a verdict matches"
-    )
-    typer.echo(f"cancelled {len(cancelled)}{suffix}")
+    return cancelled
 
 
 # cost ------------------------------------------------------------------------------------------------
@@ -275,10 +291,10 @@ def cost(
 
     if by not in list(By):
         raise InvalidRequest(f"--by {by}: use one of {', '.join(By)}")
-    with database("cost") as engine:
-        rows = first(costs(engine, by=By(by), since=after, limit=limit + 1), limit)
+    with reading("cost") as read:
+        rows = first(read(costs, by=By(by), since=after, limit=limit + 1), limit)
         payers = {row.key: budgets.token_of(row.key) for row in rows if by == By.PRODUCER}
-        known_budgets = budgets.of(engine, {payer for payer in payers.values() if payer is not None})
+        known_budgets = read(budgets.of, {payer for payer in payers.values() if payer is not None})
     limits = {
         key: known_budgets[payer] for key, payer in payers.items() if payer is not None and payer in known_budgets
     }

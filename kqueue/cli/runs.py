@@ -21,8 +21,6 @@ from kqueue.text import clean
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from kqueue.client import Client
-    from kqueue.client.remote import RemoteClient
     from kqueue.duels import Duel
     from kqueue.search.plan import AnyPlan
     from kqueue.search.tuning import Tuned
@@ -143,6 +141,7 @@ class Record:
 
 def carry_out(engine: Engine, plan: AnyPlan, run: Run | str, *, verbose: bool) -> Record:
     """Complete a run. A text is the name of a new one, which is recorded when all prerequisites are met."""
+    from kqueue.client import connect
     from kqueue.search.plan import Plan, TunePlan
     from kqueue.search.population import metrics_of
     from kqueue.search.proposers import make_proposer
@@ -164,7 +163,7 @@ def carry_out(engine: Engine, plan: AnyPlan, run: Run | str, *, verbose: bool) -
             runner = partial(Search, proposer=proposer)
             if plan.use_wandb:
                 load_wandb()
-        client = client_of(plan.url)
+        client = connect(plan.url)
         stack.callback(client.close)
         if isinstance(run, str):
             run = searches.create(engine, run, plan.model_dump(mode="json"))
@@ -181,17 +180,6 @@ def carry_out(engine: Engine, plan: AnyPlan, run: Run | str, *, verbose: bool) -
             typer.echo(f"kqueue: the search is recorded. Resume it with: {clean(command)}", err=True)
             raise
     return Record(run, "done", plan, searches.steps(engine, run.id), proposals)
-
-
-def client_of(url: str | None) -> Client | RemoteClient:
-    """Return a client of the fleet at an address, or of this environment's."""
-    if url is None:
-        from kqueue.client import Client
-
-        return Client()
-    from kqueue.client.remote import RemoteClient
-
-    return RemoteClient(url)
 
 
 def to_repeat(plan: AnyPlan) -> list[str]:

@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -13,15 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import options, runs, tune
-from kqueue.cli.connection import database
+from kqueue.cli.connection import Reader, database, on_database, reading
 from kqueue.cli.render import first, milliseconds, moment, print_table, ratio, say, write_json
 from kqueue.cli.sources import read_source
 from kqueue.errors import InvalidRequest
 from kqueue.text import clean
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
     from kqueue.search.plan import AnyPlan
     from kqueue.store.searches import Proposal, Run
 
@@ -191,7 +190,7 @@ def resume(
     with database("search") as engine:
         run = searches.find(engine, which)
         changed = {"num_steps": num_steps, "num_threads": num_threads}
-        plan = _found(engine, run).plan
+        plan = _found(partial(on_database, engine), run).plan
         _check_same(plan, _proposers(model, proposer, recorded), url, metric or ())
         if isinstance(plan, Plan):
             plan = read_plan(run.plan | {name: value for name, value in changed.items() if value is not None})
@@ -219,11 +218,11 @@ def show(
     """Show a search with its steps and best kernels, or one proposal."""
     from kqueue.store import searches
 
-    with database("search") as engine:
-        run = searches.find(engine, which)
+    with reading("search") as read:
+        run = read(searches.find, which)
         if watch:
-            _watch(engine, run)
-        record = _found(engine, searches.find(engine, str(run.id)))
+            _watch(read, run)
+        record = _found(read, read(searches.find, str(run.id)))
     if proposal is not None:
         _show_proposal(record.run, record.proposals, proposal, as_json=as_json)
     elif as_json:
@@ -243,8 +242,8 @@ def list_runs(
     """List searches, the latest first."""
     from kqueue.store import searches
 
-    with database("search") as engine:
-        rows = _all_found(engine, first(searches.listing(engine, limit + 1), limit))
+    with reading("search") as read:
+        rows = _all_found(read, first(read(searches.listing, limit + 1), limit))
     if not as_json:
         _print_runs(rows)
         return
@@ -267,9 +266,9 @@ def compare(
     from kqueue.search.results import curve, draw
     from kqueue.store import searches
 
-    with database("search") as engine:
-        chosen = {run.id: run for run in (searches.find(engine, one) for one in which)}
-        rows = _all_found(engine, chosen.values())
+    with reading("search") as read:
+        chosen = {run.id: run for run in (read(searches.find, one) for one in which)}
+        rows = _all_found(read, chosen.values())
     readable = [one for one in rows if isinstance(one, runs.Record)]
     if not as_json:
         _print_runs(rows)
@@ -344,7 +343,7 @@ def _finish(record: runs.Record, *, out: Path | None, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _watch(engine: Engine, run: Run) -> None:
+def _watch(read: Reader, run: Run) -> None:
     """Print proposals as they end, until no process runs the search."""
     from kqueue.states import SearchState
     from kqueue.store import searches
@@ -352,8 +351,8 @@ def _watch(engine: Engine, run: Run) -> None:
     line = runs.line_of(run)
     seen = set[int]()
     while True:
-        last = searches.find(engine, str(run.id)).state is not SearchState.RUNNING or not searches.held(engine, run.id)
-        for one in searches.proposals(engine, run.id):
+        last = read(searches.find, str(run.id)).state is not SearchState.RUNNING or not read(searches.held, run.id)
+        for one in read(searches.proposals, run.id):
             if one.ended_at is not None and one.number not in seen:
                 seen.add(one.number)
                 typer.echo(clean(line(one)))
@@ -362,15 +361,15 @@ def _watch(engine: Engine, run: Run) -> None:
         time.sleep(_POLL_S)
 
 
-def _found(engine: Engine, run: Run) -> runs.Record:
+def _found(read: Reader, run: Run) -> runs.Record:
     """Read a run's record. Raise :class:`InvalidRequest` if it cannot be read."""
     from kqueue.search.plan import read_plan
     from kqueue.states import SearchState
     from kqueue.store import searches
 
     try:
-        steps, proposals = searches.steps(engine, run.id), searches.proposals(engine, run.id)
-        gone = run.state is SearchState.RUNNING and not searches.held(engine, run.id)
+        steps, proposals = read(searches.steps, run.id), read(searches.proposals, run.id)
+        gone = run.state is SearchState.RUNNING and not read(searches.held, run.id)
         record = runs.Record(run, "interrupted" if gone else str(run.state), read_plan(run.plan), steps, proposals)
         assert record.best is not None  # it is computed here, so that an unreadable record is refused
     except (InvalidRequest, ValueError) as error:
@@ -378,12 +377,12 @@ def _found(engine: Engine, run: Run) -> runs.Record:
     return record
 
 
-def _all_found(engine: Engine, runs: Iterable[Run]) -> list[runs.Record | Run]:
+def _all_found(read: Reader, runs: Iterable[Run]) -> list[runs.Record | Run]:
     """Return the records of runs. For an unreadable record return only the run."""
 
     def readable(run: Run) -> runs.Record | Run:
         try:
-            return _found(engine, run)
+            return _found(read, run)
         except InvalidRequest as error:
             say(error)
             return run

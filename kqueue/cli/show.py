@@ -16,7 +16,7 @@ from uuid import UUID
 import typer
 
 from kqueue.cli import options
-from kqueue.cli.connection import database, detail_of, why
+from kqueue.cli.connection import detail_of
 from kqueue.cli.render import (
     Columns,
     category_text,
@@ -34,7 +34,7 @@ from kqueue.cli.render import (
     text,
     yes_no,
 )
-from kqueue.errors import ConfigError, DatabaseUnavailable, InvalidRequest, UnknownEvaluation
+from kqueue.errors import ConfigError, InvalidRequest, ServiceError, UnknownEvaluation
 from kqueue.states import EvaluationState
 from kqueue.text import clean, one_line
 
@@ -61,14 +61,10 @@ def show(
 
     It prints settings, attempts, the verdict in words, times and the end of the log. `--json` has facts and evidence.
     """
-    from kqueue.store import reports
-
-    with database("show") as engine:
-        detail = reports.show(engine, reports.resolve_id(engine, evaluation))
-        waits = why(engine, detail.evaluation_id) if detail.state != EvaluationState.DONE else None
+    found = detail_of("show", evaluation)
 
     def record(detail: Detail) -> dict[str, Any]:
-        fields = asdict(detail) | {"waiting": waits and asdict(waits)}
+        fields = asdict(detail)
         if not source:
             del fields["problem"], fields["kernel"]
         if detail.verdict is not None:
@@ -80,7 +76,7 @@ def show(
         _print_fields(
             evaluation=detail.evaluation_id,
             state=detail.state,
-            waits=waits and waits.message,
+            waits=detail.waiting and detail.waiting.message,
             **_about(detail),
             batch=detail.batch,
             submitted=moment(detail.submitted_at),
@@ -96,7 +92,7 @@ def show(
             _print_block("problem", detail.problem)
             _print_block("kernel", detail.kernel)
 
-    emit(detail, print_, as_json=as_json, record=record)
+    emit(found, print_, as_json=as_json, record=record)
 
 
 _ATTEMPT: Final[Columns[AttemptDetail]] = {
@@ -343,7 +339,7 @@ def logs(
     try:
         detail = detail_of("logs", evaluation)
         identity = detail.evaluation_id
-    except (ConfigError, DatabaseUnavailable, UnknownEvaluation) as error:
+    except (ConfigError, ServiceError, UnknownEvaluation) as error:
         # Its lines can still exist. Only a whole id can be searched for.
         try:
             identity = UUID(evaluation)

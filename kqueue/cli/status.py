@@ -17,7 +17,7 @@ import typer
 
 from kqueue.categories import Blame, Category
 from kqueue.cli import options
-from kqueue.cli.connection import database
+from kqueue.cli.connection import Reader, reading
 from kqueue.cli.devices import last_day, print_last_day
 from kqueue.cli.render import Columns, age, category_text, console, emit, gib, print_table, step, table, text
 from kqueue.errors import ConfigError, DatabaseUnavailable, KqueueError, SchemaMismatch
@@ -26,7 +26,6 @@ from kqueue.states import EvaluationState
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
-    from sqlalchemy import Engine
 
     from kqueue.categories import Category
     from kqueue.store.gpus import GpuStatus
@@ -45,6 +44,7 @@ class _Status:
         lanes: numbers of evaluations in each state and of workers, by lane.
         gpu_memory: booked memory and waiting processes of the GPUs with live workers.
         last_hour: numbers of outcomes, by category and by blame.
+        broker: whether Redis can be reached. None over HTTP, where the server alone needs it.
     """
 
     lanes: Mapping[str, Mapping[str, int]]
@@ -54,7 +54,7 @@ class _Status:
     gpu_memory: Sequence[Mapping[str, Any]]
     probes: dict[str, Any]
     last_hour: Mapping[str, Mapping[str, int]]
-    broker: Mapping[str, Any]
+    broker: Mapping[str, Any] | None
 
 
 def status(
@@ -64,23 +64,20 @@ def status(
 
     Exits with 3 if Redis cannot be reached.
     """
-    from kqueue.config import load
+    from kqueue.config import load, names_server
 
-    config = load()
-    config.require_database()  # report it before slow imports
+    config, over_http = load(), names_server()
     from kqueue import broker
-    from kqueue.store import gpus, reports, workers
+    from kqueue.store import reports
 
-    with database("status") as engine:
+    with reading("status") as read:
         lanes: dict[str, dict[str, int]] = {
-            name: {**states, "workers": 0} for name, states in reports.states(engine).items()
+            name: {**states, "workers": 0} for name, states in read(reports.states).items()
         }
-        live = workers.live(engine, within_s=config.live_s)
-        gpus_known = gpus.find(engine)
-        outcomes = reports.outcomes(engine, since=datetime.now(UTC) - timedelta(hours=1))
-        crowds = reports.crowds(engine)
-        probes = last_day(engine, config)
-    for worker in live:
+        fleet = read(reports.fleet)
+        outcomes = read(reports.outcomes, since=datetime.now(UTC) - timedelta(hours=1))
+        crowds = read(reports.crowds)
+    for worker in fleet.workers:
         for lane in worker.lanes:
             lanes.setdefault(lane, {**dict.fromkeys(EvaluationState, 0), "workers": 0})["workers"] += 1
     blames: dict[str, int] = {}
@@ -88,18 +85,19 @@ def status(
         blames[category.blame] = blames.get(category.blame, 0) + count
     failure = None
     try:
-        broker.check(broker.make_app(config))
+        if not over_http:
+            broker.check(broker.make_app(config))
     except KqueueError as error:
         failure = str(error)
     view = _Status(
         lanes,
         crowds,
-        live,
-        [gpu for gpu in gpus_known if gpu.paused is not None],
-        list(_gpu_memory(gpus_known, live)),
-        probes,
+        fleet.workers,
+        [gpu for gpu in fleet.gpus if gpu.paused is not None],
+        list(_gpu_memory(fleet.gpus, fleet.workers)),
+        last_day(fleet.probes),
         {"by_blame": blames, "by_category": {str(name): count for name, count in outcomes.items()}},
-        {"reachable": failure is None, "error": failure},
+        None if over_http else {"reachable": failure is None, "error": failure},
     )
     emit(view, _print, as_json=as_json)
     if failure is not None:
@@ -130,7 +128,7 @@ _WORKER: Final[Columns[LiveWorker]] = {
     "worker": lambda worker: worker.name,
     "device": lambda worker: worker.device,
     "lanes": lambda worker: " ".join(worker.lanes),
-    "busy with": lambda worker: worker.busy_with or "idle",
+    "busy with": lambda worker: worker.busy_with or ("another owner's" if worker.busy_since else "idle"),
     "since": lambda worker: f"for {age(worker.busy_since)}" if worker.busy_since else "",
     "step": lambda worker: step(worker.step),
     "paused": lambda worker: text(worker.paused or "", "yellow"),
@@ -178,9 +176,9 @@ def _print(view: _Status) -> None:
         console().print(text(message + (f", {gpu.reason}" if gpu.reason else ""), "yellow"))
     print_last_day(view.probes)
     table(_OUTCOME, title="the last hour")(view.last_hour["by_category"].items())
-    if view.broker["reachable"]:
+    if view.broker is not None and view.broker["reachable"]:
         console().print("redis: reachable")
-    else:
+    elif view.broker is not None:
         console().print(text(f"redis: {view.broker['error']}", "bold red"))
 
 
@@ -206,13 +204,14 @@ def top(
     every: Annotated[float, typer.Option(metavar="S", min=0.2, max=3600, help="Seconds between two updates.")] = 2.0,
 ) -> None:
     """Show lanes, workers, throughput and the last failures, live. Press q to exit."""
-    from kqueue.config import load
+    from kqueue.config import load, names_server
 
-    load().require_database()  # report it at once, and not as a temporary error
+    if not names_server():
+        load().require_database()  # report it at once, and not as a temporary error
     if once or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        with database("top") as engine:
+        with reading("top") as read:
             shown = console()
-            shown.print(_frame(_query(engine), None, shown.width))
+            shown.print(_frame(_query(read), None, shown.width))
         return
     _show(every)
 
@@ -234,23 +233,21 @@ class _View:
     failures: list[Listed]
 
 
-def _query(engine: Engine) -> _View:
-    from kqueue.config import load
-    from kqueue.store import gpus, reports, workers
+def _query(read: Reader) -> _View:
+    from kqueue.store import reports
 
     now = datetime.now(UTC)
     hour = now - timedelta(hours=1)
+    fleet = read(reports.fleet)
     return _View(
         at=now,
-        backlog=reports.backlog(engine),
-        crowds=reports.crowds(engine),
-        live=workers.live(engine, within_s=load().live_s),
-        gpus=gpus.find(engine),
-        minute=reports.outcomes(engine, since=now - timedelta(minutes=1)),
-        hour=reports.outcomes(engine, since=hour),
-        failures=[
-            one for blame in _BLAMED for one in reports.results(engine, since=hour, limit=_FAILURES, blame=blame)
-        ],
+        backlog=read(reports.backlog),
+        crowds=read(reports.crowds),
+        live=fleet.workers,
+        gpus=fleet.gpus,
+        minute=read(reports.outcomes, since=now - timedelta(minutes=1)),
+        hour=read(reports.outcomes, since=hour),
+        failures=[one for blame in _BLAMED for one in read(reports.results, since=hour, limit=_FAILURES, blame=blame)],
     )
 
 
@@ -272,10 +269,10 @@ class _Poller:
     def _run(self) -> None:
         while not self._over.is_set():
             # The schema can have changed when the database answers again.
-            with suppress(KqueueError), self._reported_errors(), database("top") as engine:
+            with suppress(KqueueError), self._reported_errors(), reading("top") as read:
                 while not self._over.is_set():
                     began = time.monotonic()
-                    self.view = _query(engine)
+                    self.view = _query(read)
                     self.trouble = None
                     # A slow database is queried less often.
                     self._over.wait(max(self._every_s, _PAUSE_RATIO * (time.monotonic() - began)))
@@ -368,8 +365,8 @@ def _frame(view: _View | None, trouble: str | None, width: int) -> Group:
 def _head(view: _View) -> Any:
     ended = sum(view.hour.values())
     passed = sum(number for category, number in view.hour.items() if category.blame is Blame.NONE)
-    slots = sum(worker.paused is None or worker.busy_with is not None for worker in view.live)
-    busy = sum(worker.busy_with is not None for worker in view.live)
+    slots = sum(worker.paused is None or worker.busy_since is not None for worker in view.live)
+    busy = sum(worker.busy_since is not None for worker in view.live)
     parts = [
         f"{view.at:%H:%M:%S}Z",
         f"{busy} of {slots} slots busy",
@@ -412,7 +409,8 @@ def _workers(view: _View, width: int) -> Table:
             state = f"{gpu.state}: {gpu.reason}"
         else:
             doing = step(worker.step)
-        busy = str(worker.busy_with)[:8] if worker.busy_with else text("idle", "dim")
+        other = "another owner's" if worker.busy_since else "idle"
+        busy = str(worker.busy_with)[:8] if worker.busy_with else text(other, "dim")
         since = age(worker.busy_since) if worker.busy_since else ""
         row: list[object] = [worker.name, busy, since]
         if width >= _NARROW:

@@ -19,7 +19,7 @@ from uuid import UUID
 import typer
 
 from kqueue.cli import options, sources
-from kqueue.cli.connection import database, why
+from kqueue.cli.connection import Reader, reading
 from kqueue.cli.render import (
     Columns,
     category_text,
@@ -41,8 +41,6 @@ from kqueue.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from sqlalchemy import Engine
 
     from kqueue.client import Client, Ticket
     from kqueue.contract import Verdict
@@ -189,16 +187,16 @@ def wait(
     ] = False,
 ) -> None:
     """Wait for the verdicts of evaluations that any process submitted earlier. Exit with 1 if one did not pass."""
-    from kqueue.client import Client
+    from kqueue.client import connect
     from kqueue.store import reports
 
     if not ids and batch is None:
         raise InvalidRequest("nothing to wait for: give ids or --batch NAME")
-    with database("wait") as engine:
-        named = [reports.resolve_id(engine, prefix) for prefix in ids or ()]
-        if len(named) == 1 and (waits := why(engine, named[0])) is not None:
+    with reading("wait") as read:
+        named = [read(reports.resolve_id, prefix) for prefix in ids or ()]
+        if len(named) == 1 and (waits := read(reports.waiting, named[0])) is not None:
             say(f"it waits: {waits.message}")
-    with Client() as client:
+    with connect() as client:
         tickets = [client.get(identity) for identity in named]
         if batch is not None:
             batch_tickets = client.batch(batch)
@@ -248,11 +246,11 @@ def _run(
     as_json: bool,
     allow_idle_lane: bool,
 ) -> list[Item]:
-    from kqueue.client import Client
+    from kqueue.client import connect
 
     items: list[Item] = []
     write_ready = _writer(items, wait=wait, as_json=as_json)
-    with Client() as client, _way_back(items, batch):
+    with connect() as client, _way_back(items, batch):
         source = iter(entries)
         while chunk := list(islice(source, _CHUNK)):
             items += _submit(client, chunk, allow_idle_lane)
@@ -327,11 +325,13 @@ def _explained(items: Sequence[Item]) -> Generator[None]:
     over = threading.Event()
 
     def explain() -> None:
+        from kqueue.store import reports
+
         reported = None
-        with database("wait") as engine:
+        with reading("wait") as read:
             while not over.wait(_EXPLAIN_S):
                 first = next((item.ticket for item in items if item.waits), None)
-                waits = None if first is None else why(engine, first.evaluation_id)
+                waits = None if first is None else read(reports.waiting, first.evaluation_id)
                 if first is not None and waits is not None and waits.why != reported and not over.is_set():
                     say(f"{str(first.evaluation_id)[:8]} waits: {waits.message}")
                     reported = waits.why
@@ -420,18 +420,18 @@ def follow(names: Sequence[str], timeout: float | None, *, as_json: bool) -> Non
     """Show the progress of batches and evaluations until all have ended. Exit with 1 if one did not pass."""
     from kqueue.store import reports
 
-    with database("watch") as engine:
+    with reading("watch") as read:
         among = (reports.Kind.BATCH, reports.Kind.EVALUATION)
-        named = [reports.named(engine, name, among=among) for name in names]
+        named = [read(reports.named, name, among=among) for name in names]
         batches = [one.key for one in named if one.kind is reports.Kind.BATCH]
         ids = [UUID(one.key) for one in named if one.kind is reports.Kind.EVALUATION]
-        state = _follow(engine, batches, ids, timeout, as_json=as_json)
+        state = _follow(read, batches, ids, timeout, as_json=as_json)
     if set(state.categories) - {"passed"}:
         raise typer.Exit(1)
 
 
 def _follow(
-    engine: Engine, batches: Collection[str], ids: Collection[UUID], timeout: float | None, *, as_json: bool
+    read: Reader, batches: Collection[str], ids: Collection[UUID], timeout: float | None, *, as_json: bool
 ) -> BatchState:
     """Show each change until all evaluations have ended. Return the final state."""
     from kqueue.store import reports
@@ -443,11 +443,11 @@ def _follow(
         task = bar.add_task("", total=None)
         while True:
             began = time.monotonic()
-            state = reports.state_of(engine, batches=batches, ids=ids)
+            state = read(reports.state_of, batches=batches, ids=ids)
             if state is None:
                 raise UnknownEvaluation(" ".join([*batches, *map(str, ids)]), what="one of the names")
-            last = reports.last_queued(engine, batches=batches, ids=ids) if state.queued else None
-            waits = None if last is None else why(engine, last)
+            last = read(reports.last_queued, batches=batches, ids=ids) if state.queued else None
+            waits = None if last is None else read(reports.waiting, last)
             bar.update(task, completed=state.done, total=state.total, description=clean(_summary(state, waits)))
             now = (state.total, state.queued, state.running, state.categories)
             if lines and now != shown:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -267,6 +268,7 @@ def tournament(
 
     On this machine the same command with the same --out continues. Exits with 1 if no kernel passed.
     """
+    from kqueue.client import connect
     from kqueue.integrations.common import lane_of
     from kqueue.search.plan import TournamentPlan, make_plan
 
@@ -295,10 +297,9 @@ def tournament(
     )
     name = runs.checked(run_name) if run_name else None
     if on_fleet:
-        with runs.client_of(url) as client:
+        with connect(url) as client, nullcontext() if quote else database("tournament") as engine:
             _play(plan, client.evaluate_batch, None, only_quote=True)
-        if not quote:
-            with database("tournament") as engine:
+            if engine is not None:
                 name = name or runs.named(plan.problem_label, plan.algorithm)
                 finish_tournament(runs.carry_out(engine, plan, name, verbose=verbose), out=out, as_json=as_json)
         return

@@ -17,5 +17,15 @@ SQLAlchemy.
 """
 
 from kqueue.client.interfaces import AsyncClient, AsyncTicket, Client, Ticket
+from kqueue.config import names_server
 
-__all__ = ["AsyncClient", "AsyncTicket", "Client", "Ticket"]
+__all__ = ["AsyncClient", "AsyncTicket", "Client", "Ticket", "connect"]
+
+
+def connect(url: str | None = None) -> Client:
+    """Return a client of a server: at ``url``, or in ``KQUEUE_URL`` if no database is set. Else of the fleet itself."""
+    if url is None and not names_server():
+        return Client()
+    from kqueue.client.remote import RemoteClient
+
+    return RemoteClient(url)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from kqueue.client import wire
-from kqueue.errors import BudgetSpent, ConfigError, KqueueError, ServerUnavailable
+from kqueue.errors import AccessRefused, BudgetSpent, ConfigError, KqueueError, ServerUnavailable
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -119,6 +119,8 @@ class Server:
                 if answer.is_success:
                     return answer
                 error = _error(answer)
+                if isinstance(error, AccessRefused) and "Authorization" not in {**self._headers, **parts["headers"]}:
+                    raise AccessRefused(f"{self.url} needs a token: set KQUEUE_TOKEN, or pass it to the client")
                 # A budget can be used up for days, so the caller decides whether to wait.
                 if answer.status_code not in _AGAIN or isinstance(error, BudgetSpent):
                     raise error

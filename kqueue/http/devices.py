@@ -20,10 +20,10 @@ from kqueue.errors import ServiceError
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
 from kqueue.states import EvaluationState
-from kqueue.store import evaluations, gpus, probes, reports, workers
-from kqueue.store.engine import viewer
+from kqueue.store import reports
 from kqueue.store.gpus import GpuStatus
 from kqueue.store.probes import Record
+from kqueue.store.reports.overview import unreadable
 from kqueue.store.workers import LiveWorker
 
 #: Time without a report from a GPU's supervisor after which the GPU is no longer listed.
@@ -102,22 +102,10 @@ class View:
 
     def hiding(self, ids: Collection[UUID]) -> View:
         """Return this view without evaluations that the caller cannot read."""
-
-        def shown(gpu: GpuStatus) -> GpuStatus:
-            running = tuple(identity for identity in gpu.running if identity not in ids)
-            if gpu.memory is None:
-                return replace(gpu, running=running)
-            names = set(map(str, ids))
-            waiting = (one if one.label not in names else replace(one, label="another") for one in gpu.memory.waiting)
-            return replace(gpu, running=running, memory=replace(gpu.memory, waiting=tuple(waiting)))
-
         return replace(
             self,
-            devices=tuple(replace(device, gpu=shown(device.gpu)) for device in self.devices),
-            workers=tuple(
-                replace(worker, busy_with=None, step=None) if worker.busy_with in ids else worker
-                for worker in self.workers
-            ),
+            devices=tuple(replace(device, gpu=device.gpu.hiding(ids)) for device in self.devices),
+            workers=tuple(worker.hiding(ids) for worker in self.workers),
         )
 
     @property
@@ -182,15 +170,10 @@ class View:
 
 def view(engine: Engine, *, within_s: float) -> View:
     """Read the state of the fleet. A worker counts as live for ``within_s`` seconds after its last heartbeat."""
-    live = workers.live(engine, within_s=within_s)
-    newest = datetime.now(UTC) - _GONE_AFTER
-    known = [gpu for gpu in gpus.find(engine) if gpu.seen_at >= newest]
-    return View(
-        devices=tuple(_device(number, gpu, live) for number, gpu in enumerate(known)),
-        workers=tuple(live),
-        backlog=reports.backlog(engine),
-        probes=probes.record(engine, live_s=within_s),
-    )
+    now, newest = reports.fleet(engine, within_s=within_s), datetime.now(UTC) - _GONE_AFTER
+    known = enumerate(gpu for gpu in now.gpus if gpu.seen_at >= newest)
+    devices = tuple(_device(*one, now.workers) for one in known)
+    return View(devices, tuple(now.workers), reports.backlog(engine), now.probes)
 
 
 def _device(number: int, gpu: GpuStatus, live: Sequence[LiveWorker]) -> Device:
@@ -235,11 +218,8 @@ class Fleet:
     async def seen(self) -> View:
         """Return the last view (:meth:`get`) without evaluations that the request's caller cannot read."""
         view = await self.get()
-        if not viewer().held:
-            return view
-        ids = {one.busy_with for one in view.workers if one.busy_with is not None}
-        ids.update(identity for device in view.devices for identity in device.gpu.running)
-        return view.hiding(ids - await self._gateway.read(evaluations.existing, ids))
+        known = [device.gpu for device in view.devices]
+        return view.hiding(await self._gateway.read(unreadable, view.workers, known))
 
     async def renewed(self) -> View:
         """Read and return a new view, or raise ServiceError if the database cannot be used."""

@@ -20,7 +20,7 @@ from kqueue.client.transport import Accepted
 from kqueue.contract import Precision
 from kqueue.duels import BATCH, Duel, Match
 from kqueue.errors import IdempotencyConflict, InvalidRequest
-from kqueue.http import callbacks, cursors, events, failures, shapes
+from kqueue.http import callbacks, cursors, events, failures, readings, shapes
 from kqueue.http.auth import Reader, Sharer, Submitter, WholeSubmitter
 from kqueue.http.devices import CurrentFleet
 from kqueue.http.failures import HttpError
@@ -31,6 +31,7 @@ from kqueue.store.tokens import Scope
 
 router: Final = APIRouter(prefix="/v1", tags=["v1"])
 router.include_router(events.router)
+router.include_router(readings.router)
 
 #: Maximum number of verdicts in one answer. A verdict can contain a log and evidence.
 _MOST_VERDICTS: Final = 20

@@ -13,8 +13,8 @@ from typing import Any, Final, Generic, Literal, NamedTuple, Self, TypeVar, get_
 
 from pydantic import BaseModel
 
-from kqueue.client import AsyncClient, Client
-from kqueue.config import Config, load
+from kqueue.client import AsyncClient, Client, connect
+from kqueue.config import names_server
 from kqueue.contract import Request, Verdict, gpu_model
 from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest
 from kqueue.feedback import describe
@@ -219,29 +219,13 @@ async def judge_async(client: AsyncClient, problem: str, answer: Answer, setting
     return 0.0 if isinstance(request, InvalidRequest) else known(await client.evaluate(request), score)
 
 
-def connect() -> Client:
-    """Return a client of the server in ``KQUEUE_URL`` if no database is set, or else of the fleet's own services."""
-    if not _names_server():
-        return Client()
-    from kqueue.client.remote import RemoteClient
-
-    return RemoteClient()
-
-
 def connect_async(token: str | None = None) -> AsyncClient:
-    """Return the client of :func:`connect` for asyncio. ``token`` replaces the configured token."""
-    if not _names_server():
+    """Return the client of :func:`kqueue.client.connect` for asyncio. ``token`` replaces the configured token."""
+    if not names_server():
         return AsyncClient()
     from kqueue.client.remote import AsyncRemoteClient
 
     return AsyncRemoteClient(token=token)
-
-
-def _names_server() -> bool:
-    """Return True if the environment names a server and no database."""
-    load()  # raises a readable error for a wrong setting
-    named = Config()
-    return named.url is not None and named.database_url is None
 
 
 ClientT = TypeVar("ClientT")

@@ -7,7 +7,7 @@ supervisor acts on these rows (:mod:`workers.monitor`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -109,6 +109,13 @@ class GpuStatus:
             return None
         condition = "is being tested" if self.state == GpuState.SERVING else f"is {self.state}"
         return f"GPU {self.index} {condition}" + (f": {self.reason}" if self.reason else "")
+
+    def hiding(self, ids: Collection[UUID]) -> GpuStatus:
+        """Return the GPU without these evaluations."""
+        running, names = tuple(one for one in self.running if one not in ids), set(map(str, ids))
+        waits = self.memory.waiting if self.memory else ()
+        waiting = tuple(one if one.label not in names else replace(one, label="another") for one in waits)
+        return replace(self, running=running, memory=self.memory and replace(self.memory, waiting=waiting))
 
     @property
     def is_left_alone(self) -> bool:

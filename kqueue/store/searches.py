@@ -79,9 +79,9 @@ _RUN: Final = _columns(Run, SearchRun)
 _STEP: Final = _columns(Step, SearchStep)
 _PROPOSAL: Final = _columns(Proposal, SearchProposal)
 
-#: Query that returns True if a session holds an advisory lock. Two columns contain the halves of its key.
+#: Query that returns True if a session holds the lock of a visible run. Two columns contain the halves of its key.
 _HELD: Final = text("""
-    SELECT EXISTS (
+    SELECT EXISTS (SELECT FROM search_runs WHERE id = :run) AND EXISTS (
         SELECT FROM pg_locks
         WHERE locktype = 'advisory' AND granted AND objsubid = 1
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -228,7 +228,7 @@ def held(engine: Engine, run_id: UUID) -> bool:
     The list of locks answers this, because trying the lock could make a process that wants the run fail.
     """
     with transaction(engine) as connection:
-        return bool(connection.scalar(_HELD, {"key": _key(run_id)}))
+        return bool(connection.scalar(_HELD, {"run": run_id, "key": _key(run_id)}))
 
 
 def _key(run_id: UUID) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -112,6 +112,10 @@ class LiveWorker:
     paused: str | None
     waits_for: str | None
     waits_since: datetime | None
+
+    def hiding(self, ids: Collection[UUID]) -> LiveWorker:
+        """Return the worker without the evaluation that it executes, if that is one of ``ids``."""
+        return replace(self, busy_with=None, step=None) if self.busy_with in ids else self
 
 
 def register(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +24,8 @@ from kqueue.http.server import Server, listen, listen_at
 from kqueue.store import evaluations
 from kqueue.store.engine import connect
 from kqueue.store.models import Base
+from kqueue.store.readable import READABLE
+from kqueue.store.reports.listing import Filters
 from kqueue.web.now import Glances
 from tests.http.serving import admin_token
 from tests.samples import passed, request_fields
@@ -110,6 +113,18 @@ def end(
     given = outcome or passed(log="hello\n", evidence=Evidence(durations_s={"check": 0.1}))
     evaluations.finish(engine, identity, claimed.number, given, written_by="judge", retry_delay_s=0)
     return True
+
+
+def report_arguments(name: str, places: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of a report, which name the place where they can."""
+    values: dict[str, Any] = {key: places[key] for key in ("evaluation_id", "problem_hash", "batch", "which", "run_id")}
+    values |= {"prefix": places["evaluation_id"], "word": places["which"], "first": places["batch"]}
+    values |= {"second": places["batch"], "problem": places["problem_hash"], "like": {"kernel": places["label"]}}
+    values |= {"ids": [places["evaluation_id"]], "batches": [places["batch"]], "token_ids": [places["token_id"]]}
+    values |= {"limit": 20, "by": "owner", "since": None, "until": None, "after": None}
+    [names] = [set(signature(report).parameters) for report, known in READABLE.items() if known == name]
+    names |= set(Filters.__annotations__) if "filters" in names else set()
+    return {key: values[key] for key in names & values.keys()}
 
 
 @contextmanager

@@ -17,8 +17,9 @@ from sqlalchemy.engine import make_url
 
 from kqueue.config import Config
 from kqueue.receipts import create_key
-from kqueue.store import evaluations, gpus, roles, tokens, workers
-from tests.http.standin import Served
+from kqueue.store import evaluations, gpus, roles, searches, tokens, workers
+from kqueue.store.readable import READABLE
+from tests.http.standin import Served, report_arguments
 from tests.store.steps import change
 
 SOURCES = {"original_model_src": "class Model: ...", "custom_model_src": "class ModelNew: ...", "backend": "torch"}
@@ -153,7 +154,14 @@ def test_all_that_is_offered_works(served: Served, token, fields, engine: Engine
                 return body
 
     offered = clients["read"].get("/openapi.json").json()["paths"]
-    assert {(method, path) for path, operations in offered.items() for method in operations} == CALLS.keys()
+    reports = {("post", f"/v1/reports/{name}") for name in READABLE.values()}
+    assert {(method, path) for path, operations in offered.items() for method in operations} == CALLS.keys() | reports
+    run = searches.create(engine, "run", {"algorithm": "PS"})
+    places |= {"which": "run", "run_id": str(run.id), "token_id": str(run.id), "label": "none"}
+    for name in READABLE.values():
+        client = clients["problems" if name in ("share", "unshare") else "read"]
+        answer = client.post(f"/v1/reports/{name}", json=report_arguments(name, places))
+        assert (answer.status_code, answer.json().keys()) == (200, {"result"}), (name, answer.text)
     for (method, path), call in CALLS.items():
         url = path.format(**places)
         answer = clients[call.scope].request(method, url, json=meant(call.body), params=call.query)

@@ -17,11 +17,13 @@ from sqlalchemy import Engine
 
 from kqueue.config import Config
 from kqueue.receipts import create_key, verify
+from kqueue.states import Spent
 from kqueue.store import evaluations, gpus, searches, tokens, workers
+from kqueue.store.budgets import Budget
 from kqueue.store.engine import Viewer, acting
 from kqueue.store.tokens import Scope
 from scripts.reference import scopes
-from tests.http.standin import Served, end
+from tests.http.standin import Served, end, report_arguments
 from tests.samples import request_fields
 from tests.waiting import until
 from tests.web.visiting import HTML, OWN_FORM, enter
@@ -48,6 +50,7 @@ ALLOWED: dict[Scope | None, set[str]] = {
 AUTOPSY = ("POST", "/evaluations/{evaluation_id}/autopsy")
 #: Queries that find the mark, and that do not wait for tests of GPUs.
 QUERIES = {"/search": f"?q={MARK}", "/cleanup": "?wait_s=0", "/reset_devices": "?wait_s=0"}
+REPORTS = "/v1/reports/"
 UUID_OF_GPU = "GPU-00000000-0000-0000-0000-000000000000"
 
 
@@ -99,7 +102,7 @@ def _body(path: str, places: Mapping[str, str]) -> Any:
             b = {"kernel": "class ModelNew: b = 1", "backend": "torch"}
             return {"a": request_fields(**problem), "b": b}
         case _:
-            return {}
+            return report_arguments(path.removeprefix(REPORTS), places) if path.startswith(REPORTS) else {}
 
 
 @pytest.fixture
@@ -132,7 +135,10 @@ def work(
     sides = [request_fields(0, problem=fields["problem"], kernel=f"class ModelNew: {MARK} = {n}") for n in "34"]
     duel = ada.post("/v1/duels", json={"a": sides[0], "b": {"kernel": sides[1]["kernel"], "backend": "torch"}})
     with acting(Viewer("ada")):
-        searches.create(engine, f"{MARK}-r", {"of": MARK})
+        run = searches.create(engine, f"{MARK}-r", {"of": MARK})
+        searches.begin_step(engine, run.id, 0, [{"number": 0, "prompt": MARK}], None)
+    budget = Budget(1000.0, 3600.0, Spent.REFUSE)
+    token, _ = tokens.create(engine, "budget", (Scope.READ,), owner="ada", budget=budget)
     hashed = hashlib.sha256(str(fields["problem"]).encode()).hexdigest()
     places = {
         "evaluation_id": done,
@@ -142,12 +148,17 @@ def work(
         "batch": f"{MARK}-b",
         "duel_id": duel.json()["id"],
         "which": f"{MARK}-r",
+        "run_id": str(run.id),
+        "token_id": str(token.id),
+        "label": f"{MARK}-k",
         "first": done,
         "second": done,
         "task_id": f"{MARK}-t",
         "device_id": "7",
     }
-    nowhere = dict.fromkeys(("evaluation_id", "name", "job_id", "first", "second"), str(uuid4())) | {
+    ids = ("evaluation_id", "name", "job_id", "first", "second", "run_id", "token_id")
+    nowhere = dict.fromkeys(ids, str(uuid4())) | {
+        "label": "unknown-k",
         "problem_hash": hashlib.sha256(b"unknown").hexdigest(),
         "batch": "unknown-b",
         "duel_id": "0" * 12 + places["duel_id"][12:],
@@ -190,20 +201,30 @@ def test_each_route_for_another_owner(work: Work) -> None:
         method, path = route
         for role in sorted(ALLOWED[needed] - {"read:all"}):
             theirs, nothing = (work.ask("bob", role, route, at, _body(path, at)) for at in (work.places, work.nowhere))
+            if path == f"{REPORTS}now":
+                continue
             if "{" in path or method == "POST":
                 assert theirs == nothing, (*route, role)
+                assert not path.startswith(REPORTS) or str(work.running) not in theirs[1], (*route, role)
             elif path == "/search":
                 assert "<mark>" not in theirs[1], (*route, role)
             else:
                 assert [name for name in (*names, "PLACE") if name in theirs[1]] == [], (*route, role)
-        if method == "GET" and needed is Scope.READ:
+        if (method == "GET" or path.startswith(REPORTS)) and needed is Scope.READ:
+            body = _body(path, work.places)
             own, everything = (
-                work.ask(owner, role, route, work.places) for owner, role in (("ada", "read"), ("bob", "read:all"))
+                work.ask(owner, role, route, work.places, body)
+                for owner, role in (("ada", "read"), ("bob", "read:all"))
             )
             assert own[0] == everything[0], route
             if all(any(name in text for name in (*names, "PLACE")) for status, text in (own, everything)):
                 shown.add(route)
-    assert {path for _, path in shown} >= {"/", "/v1/evaluations", "/v1/fleet", "/evaluations", "/runs", "/batches"}
+    paths = {path for _, path in shown}
+    assert paths >= {"/", "/v1/evaluations", "/v1/fleet", "/evaluations", "/runs", "/batches"}
+    assert {path.removeprefix(REPORTS) for path in paths} >= {
+        "show", "fleet", "results", "listing", "changes", "named", "search", "search_proposals", "problem",
+        "unfinished", "trajectories", "ranking", "leaderboard", "resolve_id", "batch_state", "budgets",
+    }  # fmt: skip
 
 
 def test_only_scopes_of_all_owners_cancel_the_work_of_others(work: Work, engine: Engine) -> None:

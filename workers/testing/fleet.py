@@ -21,8 +21,7 @@ import pytest
 
 from kqueue.backends import PYTEST
 from kqueue.categories import Blame, Category
-from kqueue.client import Client, Ticket
-from kqueue.client.remote import RemoteClient
+from kqueue.client import Ticket, connect
 from kqueue.contract import TESTS_LINE, Phase, Verdict, parse_request
 from kqueue.errors import ConfigError, KqueueError, UnknownProblem
 from workers.testing import claims, groups, repository, sanitizer
@@ -74,7 +73,7 @@ class Fleet:
         self._cwd = config.invocation_params.dir.resolve()
         if not self._cwd.is_relative_to(self._root):
             raise ConfigError(f"--kqueue-fleet: start pytest within {self._root}, whose files are sent")
-        self._client = Client() if option.kqueue_url is None else RemoteClient(option.kqueue_url)
+        self._client = connect(option.kqueue_url)
         self._archive = repository.packed(self._root)
         self._stored = ""
         self._options = [f"--rootdir={rootdir}"]

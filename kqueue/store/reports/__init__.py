@@ -48,7 +48,7 @@ from kqueue.store.reports.duels import duel, duel_in, duel_requests
 from kqueue.store.reports.ended import Ended, ended, finished, now
 from kqueue.store.reports.listing import Best, Listed, best, finished_in, listing, queued, results, unfinished
 from kqueue.store.reports.names import Kind, Named, named
-from kqueue.store.reports.overview import Day, Oldest, Use, days, ended_by_minute, oldest, use
+from kqueue.store.reports.overview import Day, Oldest, Use, days, ended_by_minute, fleet, oldest, use
 from kqueue.store.reports.problems import ProblemDetail, StoredProblem, inputs_of, problem, problems
 from kqueue.store.reports.progress import Earlier, Progress, earlier, last_queued, placed, progress, progress_of_batch
 from kqueue.store.reports.trajectories import Trajectory, trajectories
@@ -103,6 +103,7 @@ __all__ = [
     "faults",
     "finished",
     "finished_in",
+    "fleet",
     "inputs_of",
     "last_queued",
     "listing",

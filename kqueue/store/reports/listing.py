@@ -231,7 +231,8 @@ def unfinished(engine: Engine, *, before: datetime | None = None, **filters: Unp
         wanted.append(Evaluation.submitted_at < before)
     if (problem := filters.get("problem")) is not None and len(problem) < _HASH_DIGITS:
         wanted.append(Evaluation.problem_label == problem)  # a label such as `1` must not match hashes
-    query = select(Evaluation.id).join(Kernel, ITS_KERNEL).where(*wanted)
+    each = select(Evaluation.id).join(Kernel, ITS_KERNEL).outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
+    query = each.where(*wanted)
     with transaction(engine) as connection:
         return list(connection.scalars(query.order_by(Evaluation.submitted_at, Evaluation.id)))
 

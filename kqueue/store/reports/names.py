@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -38,7 +38,7 @@ class Named:
     key: str
 
 
-def named(engine: Engine, word: str, *, among: Collection[Kind] = tuple(Kind)) -> Named:
+def named(engine: Engine, word: str, *, among: Sequence[Kind] = tuple(Kind)) -> Named:
     """Return the problem, batch, run of a search or evaluation that a word names.
 
     Problems are named by their hash, with or without ``sha256:``, runs by their name or id, and evaluations by their

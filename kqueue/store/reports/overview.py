@@ -1,8 +1,9 @@
-"""The fleet at a glance: the longest waits, ended evaluations by minute and day, and the use of devices."""
+"""The fleet at a glance: workers, GPUs, the longest waits, evaluations by minute and day, and the use of devices."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Final
@@ -12,10 +13,14 @@ from sqlalchemy import Date, Engine, Integer, cast, column, func, select, table
 from sqlalchemy.dialects.postgresql import distinct_on
 
 from kqueue.categories import Blame, Category
-from kqueue.store.engine import transaction
-from kqueue.store.evaluations import QUEUED, REAL
+from kqueue.store import gpus, probes, workers
+from kqueue.store.engine import FLEET, acting, transaction, viewer
+from kqueue.store.evaluations import QUEUED, REAL, existing
+from kqueue.store.gpus import GpuStatus
 from kqueue.store.models import Evaluation, Summary, Verdict
+from kqueue.store.probes import Record
 from kqueue.store.sql import fetch
+from kqueue.store.workers import LiveWorker
 
 _UTILISATION = table("fleet_utilisation", *(column(name) for name in ("device", "host", "busy_share", "alive")))
 #: Maximum number of days of a report, and the number of days that are reported without any verdict.
@@ -44,6 +49,33 @@ class Use:
     host: str
     device: str
     share: float
+
+
+@dataclass(frozen=True, slots=True)
+class FleetState:
+    """The live workers and the GPUs of a fleet, and the last day's probes."""
+
+    workers: list[LiveWorker]
+    gpus: list[GpuStatus]
+    probes: Record
+
+
+def fleet(engine: Engine, *, within_s: float) -> FleetState:
+    """Return workers, GPUs and the last day's probes, without evaluations that the caller cannot read.
+
+    The workers are those with a heartbeat within the last ``within_s`` seconds.
+    """
+    with acting(FLEET):
+        live, known = workers.live(engine, within_s=within_s), gpus.find(engine)
+        probed = probes.record(engine, live_s=within_s)
+    unseen = unreadable(engine, live, known)
+    return FleetState([one.hiding(unseen) for one in live], [one.hiding(unseen) for one in known], probed)
+
+
+def unreadable(engine: Engine, live: Iterable[LiveWorker], known: Iterable[GpuStatus]) -> set[UUID]:
+    """Return the running evaluations that the caller cannot read."""
+    ids = {worker.busy_with for worker in live if worker.busy_with} | {one for gpu in known for one in gpu.running}
+    return ids - existing(engine, ids) if viewer().held else set()
 
 
 def oldest(engine: Engine) -> list[Oldest]:
