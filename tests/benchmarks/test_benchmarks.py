@@ -45,6 +45,11 @@ def test_figures_are_written(tmp_path: Path, name: str, few: str) -> None:
     assert len([*tmp_path.glob("*.svg")]) == 2 * (name == "speed")
 
 
+def test_the_host_s_memory_is_bounded() -> None:
+    """A pair of 0.5 + 0.5 GiB takes at most 3 GiB of the host, over all processes."""
+    assert "times the pair" in run("host_memory")
+
+
 def test_real(tmp_path: Path) -> None:
     """Problems are judged against themselves, and a judged one is not judged again."""
     folder = ROOT / "examples" / "problems"

@@ -15,9 +15,10 @@ from uuid import uuid4
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Deadlines, Limits, Phase, Precision, Request, Settings, Timing
+from kqueue.contract import Comparison, Deadlines, Limits, Phase, Precision, Request, Settings, Timing
 from tests.judge.linear import FLOODS, PROBLEM, QUICK, WAIT, WAITING, judge, right
 from tests.judge.rig import Rig
+from tests.judge.sources import kernel, problem
 from tests.waiting import until
 from workers.judge.api import Judges
 from workers.judge.host import linux
@@ -219,7 +220,19 @@ def test_files_count_as_memory_where_they_lie_in_it(rig: Rig) -> None:
         "held = bytearray(b'x' * (192 << 20)); open('file', 'wb').write(bytes(192 << 20)); import time; time.sleep(60)"
     )
     settings = QUICK.model_copy(update={"limits": Limits(host_memory_bytes=512 << 20)})
-    assert judge(rig, right(body), settings).category is Category.HOST_OUT_OF_MEMORY
+    outcome = judge(rig, right(body), settings)
+    assert outcome.category is Category.HOST_OUT_OF_MEMORY
+    assert outcome.facts.peak_bytes is not None
+    assert outcome.facts.peak_bytes > 512 << 20
+
+
+def test_a_right_kernel_of_large_tensors_needs_no_more_memory_with_each_call(rig: Rig) -> None:
+    """A clamp of 96 MiB passes under the limit of 704 MiB: memory of earlier calls is reused or given back."""
+    clamp = "x: x.clamp(-0.5, 0.5)"
+    limits, timing = Limits(host_memory_bytes=704 << 20), Timing(calls=5, warmup=1)
+    settings = Settings(checks=1, comparison=Comparison.KERNELBENCH, limits=limits, timing=timing)
+    outcome = judge(rig, kernel(clamp), settings, problem(clamp, "return [torch.randn(24 << 20)]"))
+    assert outcome.category is Category.PASSED, outcome.message
 
 
 def test_memory_of_the_whole_tree_is_bounded(rig: Rig) -> None:

@@ -135,6 +135,7 @@ class Harness:
         #: In a builder, what stores the compiled libraries. Elsewhere prebuilt libraries are imported.
         self._keeper: libraries.Keeper | None = None
         self._calls = 0
+        self._free_memory = memory.FreeMemory()
         self.orders: dict[Order, Callable[[Command], Reply | list[Reply]]] = {
             Order.OPEN: self._open,
             Order.LOAD: self._load,
@@ -203,7 +204,6 @@ class Harness:
             torch.cuda.synchronize()
         else:
             interpreter.install(self._flags)
-            memory.keep_host_memory()
             self.exports.announce_memory()
         return self.done(command)
 
@@ -352,19 +352,18 @@ class Harness:
             mark(torch.empty(form.shape, dtype=form.dtype, device=self.device))
         return self.done(command)
 
-    def _renew_memory(self) -> None:
+    def _renew_memory(self, *, marks: bool = False) -> None:
         """Mark outputs of the last call and free memory as not written, before some of the late calls only."""
         # On a GPU each time costs two context switches.
         own, self._calls = self.own, self._calls + 1
-        if self._calls > _MARKED_CALLS and self._calls % _MARKED_EVERY:
-            own.forget()
-            return
-        if self.on_gpu:
-            memory.mark_free_blocks()
-        memory.mark_outputs((leaf for i, leaf in own.made.items() if i not in own.lasting), own.model)
+        due = self._calls % _MARKED_EVERY == 0
+        if self._calls <= _MARKED_CALLS or due:
+            if self.on_gpu:
+                memory.mark_free_blocks()
+            memory.mark_outputs((leaf for i, leaf in own.made.items() if i not in own.lasting), own.model)
         own.forget()
-        if not self.on_gpu and (self._calls <= _MARKED_HOST_CALLS or self._calls % _MARKED_EVERY == 0):
-            memory.mark_free_host_memory(own.forms)
+        if not self.on_gpu:
+            self._free_memory.renew(own.forms, due=due or self._calls <= _MARKED_HOST_CALLS, marks=marks)
 
     def grad_mode(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which ``forward`` is called: without gradients unless the reference needs them."""
@@ -402,12 +401,11 @@ class Harness:
 
     def _run(self, command: Command) -> Reply:
         own = self.own
-        self._renew_memory()
+        self._renew_memory(marks=not self.holds_sets)
         own.reset()
         call = own.call()
         set_seed(command.seed)
-        is_host = not (self.on_gpu or self.holds_sets)
-        with self.grad_mode(), memory.marked_host_memory() if is_host else contextlib.nullcontext():
+        with self.grad_mode():
             self.settle()
             output = call()
             # The host's part can compile. Only the GPU's part has a shorter deadline.

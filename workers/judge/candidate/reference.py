@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from workers.judge.candidate import failures, gradients, variants
+from workers.judge.candidate import failures, gradients, memory, variants
 from workers.judge.candidate.harness import Harness, ProblemError
 from workers.judge.candidate.instance import (
     Instance,
@@ -161,6 +161,7 @@ class ReferenceHarness(Harness):
     def _draw(self, command: Command) -> Reply:
         """Draw input sets with the judge's seeds."""
         order: Draw = command.payload
+        self._give_memory_back()
         self._drop(order.free)
         leaves: list[torch.Tensor] = []
         if order.kind:
@@ -286,6 +287,11 @@ class ReferenceHarness(Harness):
             torch.cuda.empty_cache()
         return self.done(command)
 
+    def _give_memory_back(self) -> None:
+        """Have the C library return large tensors that are freed from now on. Only timed calls need kept memory."""
+        if not self.on_gpu:
+            memory.keep_host_memory(keeps=False)
+
     def _drop(self, slots: tuple[int, ...]) -> None:
         for slot in slots:
             if (held := self._sets.pop(slot, None)) is not None:
@@ -321,6 +327,7 @@ class ReferenceHarness(Harness):
         # Wait for the device once, after all calls: each wait is for a time slice, which other processes use too.
         # A problem that uses several streams needs another wait before its output is copied (see _call).
         asks: tuple[Ask, ...] = command.payload
+        self._give_memory_back()
         try:
             replies = [self._answer_one(command, ask) for ask in asks]
             self.settle()
@@ -344,7 +351,10 @@ class ReferenceHarness(Harness):
                 output, drew = self._call(ask, held, given)
             else:
                 output, drew, given = self._call_looking(ask, held)
-            return self._hand_over(command, ask, held, output, given, drew=drew)
+            reply = self._hand_over(command, ask, held, output, given, drew=drew)
+            if ask.leaves:
+                held.inputs.clear()
+            return reply
         except BaseException as error:  # noqa: BLE001 -- the problem can raise anything, SystemExit too
             return self.failed(command, error)
 
@@ -477,7 +487,7 @@ class ReferenceHarness(Harness):
                 continue
             number = own.input_of(leaf)
             location, there = self._held_at(leaf.detach().resolve_conj().resolve_neg())
-            if not any(there.data_ptr() == tensor.data_ptr() for tensor in held.inputs):
+            if ask.leaves or not any(there.data_ptr() == tensor.data_ptr() for tensor in held.inputs):
                 held.answers.append(there)  # an input is held already
             index = LASTING if leaf.untyped_storage().data_ptr() in lasting else 0
             locations.append(replace(location, index=index if number is None else number + 1))

@@ -236,6 +236,7 @@ class Ask:
         nudge_seed: random seed of these changes.
         afresh: free earlier answers to the set first.
         evaluates: use the model in ``eval()`` mode, and copies of the inputs.
+        leaves: free the set's inputs after the call.
     """
 
     slot: int
@@ -246,6 +247,7 @@ class Ask:
     afresh: bool = False
     is_relative: bool = False
     evaluates: bool = False
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ class Report:
         phase: the process's last phase.
         status: its wait status, or None if it could not be reaped.
         leftovers: number of its child processes that were alive after its end.
-        peak_bytes: maximum observed private memory of its process tree.
+        peak_bytes: maximum observed memory of its process tree, with its files where they lie in memory.
         output_bytes: number of bytes written to stdout and stderr.
         log: the end of that output. If the seal failed, the reason.
         scratch_bytes: final size of its files.

@@ -124,9 +124,9 @@ class Sealed(ProcessTree):
 
     def exceeded(self, orphans: list[int]) -> End | None:
         """Return the end that an exceeded limit causes, or None."""
-        total = sum(map(linux.memory_bytes, self.pids(orphans)))
+        total = sum(map(linux.memory_bytes, self.pids(orphans))) + self.files.memory_bytes()
         self.peak = max(self.peak, total)
-        if total + self.files.memory_bytes() > self.profile.host_memory_bytes:
+        if total > self.profile.host_memory_bytes:
             return End.MEMORY
         if (lack := self.out_of_memory()) is not None:
             return End.MEMORY if lack is Lack.OWN else End.KILLED
@@ -258,7 +258,8 @@ class Watch:
             phase=process.phase,
             status=status,
             leftovers=len(leftovers),
-            peak_bytes=process.peak,
+            # Between two looks a group can reach its limit, with memory that no process has mapped.
+            peak_bytes=max(process.peak, profile.host_memory_bytes) if lack is Lack.OWN else process.peak,
             output_bytes=process.written,
             log=process.unsealed or process.tail.decode("utf-8", "replace"),
             scratch_bytes=process.files.bytes,

@@ -309,8 +309,11 @@ def cpu_seconds(pid: int) -> float:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-def memory_bytes(pid: int) -> int:
-    """Return a process's resident memory in bytes, private and shared, without files, or 0 if it is gone."""
+def memory_bytes(pid: int | str) -> int:
+    """Return a process's resident memory in bytes, private and shared, without files, or 0 if it is gone.
+
+    ``pid`` can be ``self``.
+    """
     total = 0
     try:
         for line in read(f"/proc/{pid}/status").splitlines():

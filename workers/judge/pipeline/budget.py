@@ -22,6 +22,8 @@ from workers.judge.slot_config import SlotConfig
 
 #: Minimum size in bytes of inputs and outputs for the evaluation's real memory use to be recorded.
 _MUCH_BYTES: Final = 256 << 20
+#: Host memory in bytes of a CPU's slot from which the plan decides whether large calls are timed in turn.
+_HOST_BYTES: Final = 1 << 30
 
 
 class Budget:
@@ -53,7 +55,7 @@ class Budget:
         """Memory in bytes that the device's evaluations can book together, and the number of its slots."""
         siblings = self._slot.siblings
         if not self._slot.on_gpu:
-            return {"whole": linux.physical_bytes(), "siblings": siblings}
+            return {"whole": min(linux.physical_bytes(), siblings * _HOST_BYTES), "siblings": siblings}
         total = torch.cuda.get_device_properties(0).total_memory
         return {"whole": plan.capacity(total, siblings), "siblings": siblings}
 

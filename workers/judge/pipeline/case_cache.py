@@ -58,6 +58,7 @@ class CaseCache:
     Attributes:
         is_roomy: True if all cases are held at the same time. Otherwise one is held, and each is drawn when it is
             needed.
+        leaves: True if the process frees a case as soon as the judge has copied it, because it is large.
         is_bound: True if variants could make the reference fail an assertion of the device, except for some kinds.
         has_varied: True after a variant was drawn.
         input_specs: specifications of the tensors among the inputs of one call, empty before the first draw.
@@ -67,7 +68,7 @@ class CaseCache:
 
     def __init__(self, proxy: ReferenceProxy) -> None:
         """Hold nothing yet."""
-        self.is_roomy = False
+        self.is_roomy = self.leaves = False
         self.input_specs: tuple[TensorSpec, ...] = ()
         self.noise: list[float] = []
         self._proxy = proxy
@@ -81,8 +82,8 @@ class CaseCache:
         self._on_device: bool | None = None
         #: Number of sets drawn by one order.
         self._sets_per_draw = 1
-        #: Cases whose inputs the process holds (by slot), prepared cases, and cases to release with the next draw.
-        self._held: dict[int, Case] = {}
+        #: Cases with inputs, prepared cases, and cases to release with the next draw.
+        self._held: set[Case] = set()
         self._ready: list[Case] = []
         self._over: list[Case] = []
         self._slots = itertools.count()
@@ -145,6 +146,7 @@ class CaseCache:
         most = _PREPARED_BYTES // max(self.input_bytes, 1)
         most = min(_MOST_SETS, most, MAX_TENSORS // max(len(self.input_specs), 1))
         self.is_roomy = (self._settings.checks + 1) * first.nbytes <= _ROOMY_BYTES
+        self.leaves = self._proxy.device == "cpu" and first.nbytes > _ROOMY_BYTES
         self._sets_per_draw = max(1, most) if self.is_roomy else 1
 
     def wanted_arena(self) -> int:
@@ -242,14 +244,24 @@ class CaseCache:
 
     def drop(self, cases: Sequence[Case]) -> None:
         """Release the inputs and outputs of cases."""
-        slots = tuple(self._forget(case) for case in cases if case.slot is not None)
+        self._release([slot for case in cases if (slot := self._forget(case)) is not None])
+
+    def leave(self, cases: Sequence[Case]) -> None:
+        """Have the process free large cases of which the judge has its own copies, until they are needed again."""
+        held = [case for case in cases if self.leaves and case.slot is not None]
+        slots = [case.slot for case in held if case.slot is not None]
+        for case in held:
+            case.slot = None
+        self._release(slots)
+
+    def _release(self, slots: Sequence[int]) -> None:
         if slots:
             self._proxy.exchange.settle()
-            self._proxy.order(Order.RELEASE, what="get_inputs()", payload=Release(slots))
+            self._proxy.order(Order.RELEASE, what="get_inputs()", payload=Release(tuple(slots)))
 
     def clear(self) -> None:
         """Release all cases and free the process's unused memory."""
-        for case in list(self._held.values()):
+        for case in list(self._held):
             self._forget(case)
         self._ready, self._over = [], []
         self._proxy.exchange.settle()
@@ -259,13 +271,12 @@ class CaseCache:
         if self._proxy.device == "cuda":
             torch.cuda.empty_cache()
 
-    def _forget(self, case: Case) -> int:
-        """Clear a case's tensors before the process releases them, and return its slot."""
-        assert case.slot is not None
+    def _forget(self, case: Case) -> int | None:
+        """Clear a case's tensors before the process releases them, and return its slot, if it has one."""
         slot, case.slot = case.slot, None
         case.inputs, case.outputs, case.exact, case.unproven, case.again = [], [], None, None, None
         case.moved = tuple
-        self._held.pop(slot, None)
+        self._held.discard(case)
         return slot
 
     def _may_draw_on_device(self) -> bool:
@@ -308,7 +319,7 @@ class CaseCache:
             # Cases that cannot be held together replace those that are held.
             if len(self._process.imports) > _MANY_RUNS:
                 self.clear()
-            free = list(self._held.values())
+            free = [case for case in self._held if case not in cases]
         self._proxy.exchange.settle()
         slots = tuple(next(self._slots) for _ in cases)
         order = Draw(
@@ -316,7 +327,7 @@ class CaseCache:
             tuple(case.drawn for case in cases),
             cases[0].on_device,
             "" if kind == GIVEN else kind,
-            free=tuple(self._forget(case) for case in free if case.slot is not None),
+            free=tuple(slot for case in free if (slot := self._forget(case)) is not None),
             position=cases[0].position,
         )
         reply = self._proxy.order(Order.DRAW, what="get_inputs()", payload=order)
@@ -328,7 +339,7 @@ class CaseCache:
         count = len(self.input_specs)
         for i, (slot, case) in enumerate(zip(slots, cases, strict=True)):
             case.slot, case.inputs, case.views = slot, every[i * count : (i + 1) * count], self._form.views
-            self._held[slot] = case
+            self._held.add(case)
         return True
 
     def _check_form(self, specs: tuple[TensorSpec, ...], sets: int) -> None:

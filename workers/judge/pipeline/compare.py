@@ -40,8 +40,9 @@ _FROM_MEAN: Final = 0.5
 #: Share of values that are far off relative to their own size from which each size is tested.
 _FAR_OFF: Final = 1 / 64
 _SHOWN: Final = 5
-#: Number of values to compare at a time, to bound memory.
+#: Number of values to compare at a time on a GPU and on a CPU, to bound memory.
 _CHUNK: Final = 1 << 24
+_HOST_CHUNK: Final = 1 << 20
 #: Share of a gradient's values at which it can jump, and factor of the known jumps that bounds an error there.
 _JUMPING: Final = 1 / 4
 _JUMPS: Final = 2.0
@@ -305,9 +306,13 @@ class _Output:
         assert largest is not None
         return torch.cat((added, largest))
 
+    @property
+    def _chunk(self) -> int:
+        return _CHUNK if self.ref.is_cuda else _HOST_CHUNK
+
     def _chunks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-        for begin in range(0, self.ref.numel(), _CHUNK):
-            part = slice(begin, begin + _CHUNK)
+        for begin in range(0, self.ref.numel(), self._chunk):
+            part = slice(begin, begin + self._chunk)
             yield self.out[part], self.ref[part], self.exact[part] if self.exact is not None else None
 
     def _measure_finite(
@@ -469,7 +474,7 @@ class _Output:
         for number, (out, ref, _) in enumerate(self._chunks()):
             positions = unwritten(out, ref)
             if len(positions):
-                first = first if count else number * _CHUNK + int(positions[0])
+                first = first if count else number * self._chunk + int(positions[0])
                 out, ref = comparable(out[positions]), comparable(ref[positions])
                 count, strays = count + len(positions), strays + int((ref.isfinite() & ~out.isfinite()).sum())
         return count, strays, first
@@ -545,7 +550,7 @@ class _Output:
         for number, (out, ref, _) in enumerate(self._chunks()):
             for position in where(out, ref).nonzero()[: _SHOWN - len(first), 0].tolist():
                 expected, got = float(comparable(ref[position])), float(comparable(out[position]))
-                index = unravel(number * _CHUNK + position, self.shape)
+                index = unravel(number * self._chunk + position, self.shape)
                 first.append({"index": index, "expected": expected, "got": got})
             if len(first) >= _SHOWN:
                 break

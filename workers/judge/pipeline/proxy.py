@@ -74,13 +74,15 @@ class Question:
     afresh: bool = False
     is_relative: bool = False
     evaluates: bool = False
+    leaves: bool = False
 
     def ask(self) -> Ask:
         """Return the question as a message."""
         slot, seed = self.case.slot, self.case.seed
         assert slot is not None
         nudge_seed = secrets.randbits(63) if self.nudge else 0
-        return Ask(slot, seed, self.wide, self.nudge, nudge_seed, self.afresh, self.is_relative, self.evaluates)
+        how = self.afresh, self.is_relative, self.evaluates, self.leaves
+        return Ask(slot, seed, self.wide, self.nudge, nudge_seed, *how)
 
 
 class ReferenceProxy:

@@ -52,6 +52,7 @@ _MOVED: Final = (16.0, 2.0)
 #: together. A variance from sums of squares loses twice as many digits as the inputs of a normalization have in common.
 #: The second value is for the larger changes of ``_NUDGE``.
 _CLOSE_TOGETHER: Final = (1 / 16, 1 / 8)
+_UNSTEADY_INPUTS: Final = "get_inputs() must return the same values when it is called under the same seeds"
 #: Maximum number of variants from a CPU time in seconds on, of a draw and a forward together.
 _FEWER: Final = ((1.0, 3), (0.25, 6))
 #: Maximum share of the reference's deadline for variants, and the number of draws and forwards that each can take.
@@ -253,7 +254,7 @@ class Reference:
         Raises:
             EvaluationEnded: see :meth:`.CaseCache.first`. Only a given case or a process that has ended raises it.
         """
-        answered = [case for case in cases if case.slot is not None and case.outputs]
+        answered = [case for case in cases if case.outputs]
         if self.cache.is_roomy:
             self.cache.draw_missing(cases)
         results: list[_Answer] = []
@@ -281,6 +282,7 @@ class Reference:
                 answered.append(answer.case)
             else:
                 answer.case.outputs, answer.case.exact = [], None
+        self.cache.leave(cases)
         return [case for case in cases if case in answered]
 
     def sharpen(self, cases: Sequence[Case]) -> None:
@@ -295,7 +297,7 @@ class Reference:
         for case in cases:
             beside = self._beside(case, wide) if exactly else []
             wide += sum(question.wide for question in beside)
-            questions += [Question(case), *beside]
+            questions += [Question(case, leaves=self.cache.leaves), *beside]
         begun = time.perf_counter()
         replies = self.proxy.ask(questions)
         if len(questions) == 1:
@@ -483,8 +485,8 @@ class Reference:
         finally:
             self.oracle.reset_time()
         # A variant that cannot be drawn again is no one's fault.
-        if case.slot is not None and [checksum(tensor) for tensor in case.inputs] != before:
-            raise invalid_problem("get_inputs() must return the same values when it is called under the same seeds")
+        if case.inputs and [checksum(tensor) for tensor in case.inputs] != before:
+            raise invalid_problem(_UNSTEADY_INPUTS)
 
     def outputs(self, case: Case, *, wide: bool = False, evaluates: bool = False) -> list[torch.Tensor] | None:
         """Answer a held case once more, in float64 or in ``eval()`` mode, and release its earlier outputs.
@@ -508,7 +510,7 @@ class Reference:
 
     def _again(self, case: Case, times: float = 1.0) -> list[torch.Tensor] | None:
         """Return the outputs to a held case's inputs changed by about a rounding error, or None if that fails."""
-        if case.slot is None or self.is_hurried:
+        if not case.outputs or self.is_hurried:
             return None
         nudge = times * (2.0**-10 if self.settings.tf32 else torch.finfo(DTYPES[self.settings.precision]).eps)
         try:
@@ -523,6 +525,8 @@ class Reference:
     def _call(
         self, case: Case, *, afresh: bool = False, wide: bool = False, nudge: float = 0.0, evaluates: bool = False
     ) -> Reply:
+        if case.slot is None and not self.cache.draw([case]):
+            raise invalid_problem(_UNSTEADY_INPUTS)
         begun = time.perf_counter()
         [reply] = self.proxy.ask([Question(case, nudge, wide, afresh, is_relative=nudge > 0, evaluates=evaluates)])
         if isinstance(reply, EvaluationEnded):

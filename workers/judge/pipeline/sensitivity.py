@@ -197,9 +197,13 @@ def _varied(
     if varied is None:
         yield None, None
         return
+    outputs = None
     try:
-        yield varied, reference.outputs(varied, wide=wide)
+        outputs = reference.outputs(varied, wide=wide)
+        yield varied, outputs
     finally:
+        if outputs is not None:
+            outputs.clear()  # The caller's name for them lives on while the next variant is answered.
         if reference.process.ended is None:
             reference.cache.drop([varied])
 

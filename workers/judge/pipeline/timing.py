@@ -112,6 +112,7 @@ class _Inputs:
     def fresh(self) -> Case:
         """Return inputs that were never used."""
         self.last = self.reference.cache.fresh()
+        self.reference.cache.leave([self.last])
         return self.last
 
     def variant(self) -> Case | None:
@@ -120,6 +121,7 @@ class _Inputs:
         if case.slot is None and not cache.draw([case]):
             return None
         self.last = case
+        cache.leave([case])
         return case
 
     def for_overhead(self, *, on_gpu: bool) -> Case:

@@ -52,6 +52,8 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Co
     # The driver takes a while to free the candidate's memory. Meanwhile the reference verifies, and no other slot
     # waits for the device. The driver opens the device for one process at a time, so the next candidate starts now.
     candidate.process.begin_stop()
+    if not context.slot.on_gpu:
+        candidate.unbind()  # The reference needs the memory of large inputs.
     context.processes.begin_next()
     if times is None:
         _stop(context, candidate)
