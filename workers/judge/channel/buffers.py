@@ -244,9 +244,14 @@ class LocationError(ValueError):
 
 
 class Imports:
-    """GPU memory of a sealed process from which the judge reads outputs."""
+    """GPU memory of a sealed process from which the judge reads outputs.
+
+    Attributes:
+        in_use: True while the judge's stream reads it. The process must not replace it then.
+    """
 
     def __init__(self) -> None:
+        self.in_use = False
         self._handles: dict[int, list[ctypes.c_uint64]] = {}
         self._sizes: dict[int, list[int]] = {}
         self._mapped: dict[int, tuple[Mapping, torch.Tensor]] = {}
@@ -262,6 +267,8 @@ class Imports:
             ProtocolError: the announcement is impossible.
         """
         if export.run == 0 and not 0 < len(self._handles.get(0, ())) < export.total:
+            if self.in_use:
+                raise ProtocolError("memory was replaced while calls were timed")
             self.close()
         gpu_memory.hold(self)
         handles = self._handles.setdefault(export.run, [])

@@ -98,6 +98,11 @@ class CaseCache:
         return self.input_bytes > _QUICK_BYTES
 
     @property
+    def most_prepared(self) -> int:
+        """Maximum number of input sets that are drawn ahead of time."""
+        return _PREPARED_BYTES // max(self.input_bytes, 1)
+
+    @property
     def is_late(self) -> bool:
         """True if the deadline leaves no time for further variants."""
         return self._proxy.left_s < _LATE * self._settings.deadlines.reference_s
@@ -142,8 +147,7 @@ class CaseCache:
 
     def plan(self, first: Case) -> None:
         """Decide by the size of the first answered case how many cases are held and drawn together."""
-        most = _PREPARED_BYTES // max(self.input_bytes, 1)
-        most = min(_MOST_SETS, most, MAX_TENSORS // max(len(self.input_specs), 1))
+        most = min(_MOST_SETS, self.most_prepared, MAX_TENSORS // max(len(self.input_specs), 1))
         self.is_roomy = (self._settings.checks + 1) * first.nbytes <= _ROOMY_BYTES
         self._sets_per_draw = max(1, most) if self.is_roomy else 1
 
@@ -204,7 +208,7 @@ class CaseCache:
     def stock(self, count: int) -> None:
         """Draw input sets for :meth:`fresh` ahead of time, up to ``count`` of them, if cases are held together."""
         if self.is_roomy:
-            count = min(count, _PREPARED_BYTES // max(self.input_bytes, 1))
+            count = min(count, self.most_prepared)
             while len(self._ready) < count:
                 self._draw_next()
 

@@ -76,7 +76,7 @@ class KeptCalls:
     def __len__(self) -> int:
         return len(self._proofs)
 
-    def offer(self, case: Case, ns: int | None, outputs: list[torch.Tensor]) -> tuple[bool, bool]:
+    def offer(self, case: Case, ns: int | None, outputs: list[torch.Tensor]) -> bool:
         """Keep a finished call with the same probability as any other call (reservoir sampling).
 
         Args:
@@ -84,7 +84,7 @@ class KeptCalls:
             outputs: the judge's copies.
 
         Returns:
-            Whether the call is kept, and whether the memory of ``outputs`` is, so that other calls need other memory.
+            Whether the memory of ``outputs`` is kept, so that other calls need other memory.
         """
         number, index = 0, len(self._proofs)
         if case.kind == GIVEN:
@@ -93,7 +93,7 @@ class KeptCalls:
             own = [i for i, proof in enumerate(self._proofs) if proof.number]
             chosen = number - 1 if number <= self._most else self._random.randrange(number)
             if chosen >= self._most:
-                return False, False
+                return False
             index = own[chosen] if chosen < len(own) else index
         kept, pieces, is_held = outputs, None, False
         if (nbytes := sum(tensor.nbytes for tensor in outputs)) > _KEPT_BYTES:
@@ -106,7 +106,7 @@ class KeptCalls:
             kept = [tensor.clone() for tensor in outputs]
         drawn = replace(case, slot=None, inputs=[], outputs=[], exact=None, unproven=None, again=None, moved=tuple)
         self._proofs[index : index + 1] = [Proof(kept, pieces, drawn, number, ns)]
-        return True, is_held
+        return is_held
 
     def _pieces(self, tensor: torch.Tensor, share: float) -> list[slice]:
         """Choose random pieces of an output, which no process could predict while it was made."""
