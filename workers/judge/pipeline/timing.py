@@ -69,9 +69,8 @@ _FEWEST_IN_TURN: Final = 3
 _SPREAD: Final = 12
 #: Number of calls between two reads of the device's clocks.
 _LOOK_EVERY: Final = 8
-#: Least and greatest number of turns whose calls are made together, and greatest number of new inputs for a turn.
-_TOGETHER: Final = (2, 4)
-_INPUTS: Final = 6
+#: Least and greatest number of turns whose calls are made together.
+_TOGETHER: Final = (3, 6)
 #: Maximum size in bytes of the outputs of a call, and time in seconds of a call, for calls that are made together.
 _TOGETHER_BYTES: Final = 4 << 20
 _TOGETHER_S: Final = 0.005
@@ -92,14 +91,15 @@ def turns_together(reference: Reference) -> int:
     # Buffers are reset before an order, and the inputs and outputs of all its calls are held at the same time.
     form, cache = reference.form, reference.cache
     is_small = cache.is_roomy and sum(map(bytes_of, form.output_specs)) <= _TOGETHER_BYTES
-    least, most = _TOGETHER
-    turns = min(most, cache.most_prepared // _INPUTS)
-    return turns if is_small and turns >= least and not form.resets and not form.differentiates else 1
+    turns = min(_TOGETHER[1], cache.most_prepared)
+    return turns if is_small and not form.resets and not form.differentiates else 1
 
 
-def usual_calls(timing: Timing) -> int:
+def usual_inputs(timing: Timing, reference: Reference) -> int:
     """Return the number of input sets for a series of candidate and reference that ends by precision."""
     calls = min(timing.calls, sum(series.ENOUGH))
+    if turns_together(reference) > 1:
+        return timing.warmup + calls + _TOGETHER[1]
     shares = 2 + OVERHEAD_SHARE + _REFERENCE_SHARE + 2 * _IN_TURN_SHARE
     return 2 * timing.warmup + math.ceil(calls * shares) + 2 * series.FEWEST_OVERHEADS
 
@@ -160,9 +160,10 @@ class _Purpose(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Planned(TimedCall):
-    """A call of a series that is still to be made."""
+    """A call of a series, and whether its outputs are held after it."""
 
     purpose: _Purpose = _Purpose.SAMPLE
+    is_held: bool = False
 
 
 class _Caller:
@@ -212,8 +213,12 @@ class _Caller:
         #: Memory to which the outputs of calls are copied, and that no call uses now.
         self._room = [self._make_room()]
 
-    def turn(self) -> Iterator[_Planned]:
-        """Yield one call to time, and at random some other calls. Each has inputs once it is yielded."""
+    def turn(self, shared: Case | None) -> Iterator[_Planned]:
+        """Yield one call to time, and at random some other calls. Each has inputs once it is yielded.
+
+        Args:
+            shared: the inputs of the turn, for all processes. None takes new ones for each call.
+        """
         one, ready = self.series, self._warming == 0
         if self._is_spent() and len(one.calls) >= series.FEWEST and len(one.overheads) >= series.FEWEST_OVERHEADS:
             return
@@ -222,15 +227,15 @@ class _Caller:
             share = max(_FIRST_SHARE, missing / max(1, self._timing.calls - len(self.series.calls)))
         wants = self._random.random() < share and not self.series.knows_overhead(self._timing.precision)
         if wants or self.needs_overheads:
-            case = self._inputs.for_overhead(on_gpu=self.series.basis == "gpu_clock")
+            case = shared or self._inputs.for_overhead(on_gpu=self.series.basis == "gpu_clock")
             yield self._plan(_Purpose.OVERHEAD, Call.OVERHEAD, case)
         if self._looks and ready and self._random.random() < _IN_TURN_SHARE:
-            yield self._plan(_Purpose.IN_TURN, Call.IN_TURN, self._inputs.fresh())
+            yield self._plan(_Purpose.IN_TURN, Call.IN_TURN, shared or self._inputs.fresh())
         if self._kept is not None and ready:
             due = len(self._inputs.variants) / max(1, _SPREAD - len(self.series.calls))
             if self._random.random() < due:
                 yield from self._variant()
-        yield self._plan(_Purpose.SAMPLE, self._kind, self._inputs.fresh())
+        yield self._plan(_Purpose.SAMPLE, self._kind, shared or self._inputs.fresh())
 
     def _variant(self) -> Iterator[_Planned]:
         if (case := self._inputs.variant()) is not None:
@@ -303,9 +308,9 @@ class _Caller:
         self._misses = self._misses + 1 if missed else 0
         self.blocks |= self._misses >= MISSES or self._missed >= _MISSED
 
-    def note(self, call: _Planned) -> None:
-        """Record the times of a call that was made."""
-        is_held, sample = False, call.sample
+    def note(self, call: _Planned, beside: _Planned | None) -> None:
+        """Record the times of a call that was made. ``beside`` is the reference's call on the same inputs, or None."""
+        sample = call.sample
         if sample is None:
             if call.purpose is _Purpose.VARIANT:
                 self._inputs.variants.append(call.case)
@@ -317,10 +322,10 @@ class _Caller:
         elif call.purpose is _Purpose.IN_TURN:
             self.series.in_turn.append(sample.ns)
             self._looks = sample.ns < series.LONG_NS
-            is_held = self._keep(call, None)
+            self._keep(call, None, beside)
         elif call.purpose is _Purpose.VARIANT:
             self.series.variants.append(sample.ns)
-            is_held = self._keep(call, None)
+            self._keep(call, None, None)
         elif self._warming:
             self._warming -= 1
         else:
@@ -329,8 +334,8 @@ class _Caller:
             self.series.yardsticks.append(sample.yardstick_ns)
             self.series.own.append(sample.own_ns)
             self._since += 1
-            is_held = self._keep(call, sample.ns)
-        if not is_held:
+            self._keep(call, sample.ns, beside)
+        if not call.is_held:
             self._room.append(call.into)
 
     def confirm(self, call: _Planned, error: Exception) -> NoReturn:
@@ -344,9 +349,12 @@ class _Caller:
             self._inputs.reference.confirm_form(call.case)
         raise error
 
-    def _keep(self, call: _Planned, ns: int | None) -> bool:
-        """Offer a call to be kept. Return whether its outputs are held."""
-        return self._kept is not None and self._kept.offer(call.case, ns, call.into)
+    def _keep(self, call: _Planned, ns: int | None, beside: _Planned | None) -> None:
+        """Offer a candidate's call to be kept."""
+        if self._kept is not None:
+            call.is_held = self._kept.offer(call.case, ns, call.into, beside and beside.into)
+            if beside is not None:
+                beside.is_held |= call.is_held
 
     def _make_room(self) -> list[torch.Tensor]:
         """Return memory for the outputs of calls, allocated and mapped in advance."""
@@ -481,10 +489,8 @@ class Stopwatch:
         seconds = self._reference.forward_s
         while True:
             count = min(self._turns(clock, seconds), max(1, timing.calls - len(own.series.calls)))
-            every = [caller for _ in range(count) for caller in self._random.sample(callers, len(callers))]
-            seconds = self._make(
-                clock, callers, (call for caller in every for call in caller.turn()), together=count > 1
-            )
+            blocks = self._turn(callers) if count == 1 else self._together(callers, inputs, count)
+            seconds = self._make(clock, callers, blocks)
             if own.blocks:
                 return None
             callers = [caller for caller in callers if not caller.blocks]
@@ -503,7 +509,7 @@ class Stopwatch:
                     done = late or own.series.discarded >= timing.calls
             if done:
                 for caller in callers:
-                    self._make(clock, callers, caller.missing(), together=False)
+                    self._make(clock, callers, ([call] for call in caller.missing()))
                 if self._kept is not None:
                     own.series.kept = self._kept.times
                 return callers
@@ -513,17 +519,25 @@ class Stopwatch:
         most = turns_together(self._reference) if clock.basis == "gpu_clock" and seconds < _TOGETHER_S else 1
         return self._random.randint(min(most, _TOGETHER[0]), most)
 
-    def _make(
-        self, clock: GpuClock | CpuClock, callers: Sequence[_Caller], planned: Iterator[_Planned], *, together: bool
-    ) -> float:
-        """Make calls, all together or each as soon as it is planned. Return the mean seconds of a call."""
+    def _turn(self, callers: Sequence[_Caller]) -> Iterator[list[_Planned]]:
+        """Yield the calls of one turn one by one. Each has other inputs, which are drawn when it is yielded."""
+        for caller in self._random.sample(callers, len(callers)):
+            yield from ([call] for call in caller.turn(None))
+
+    def _together(self, callers: Sequence[_Caller], inputs: _Inputs, count: int) -> Iterator[list[_Planned]]:
+        """Yield the calls of ``count`` turns at once. Candidate and reference get the same inputs in a turn."""
+        self._reference.cache.stock(count)
+        block: list[_Planned] = []
+        for _ in range(count):
+            case = inputs.fresh()
+            for caller in self._random.sample(callers, len(callers)):
+                block += caller.turn(case)
+        if block:
+            yield block
+
+    def _make(self, clock: GpuClock | CpuClock, callers: Sequence[_Caller], blocks: Iterable[list[_Planned]]) -> float:
+        """Make blocks of calls. Return the mean seconds of a call."""
         owners, begun, made = {caller.exchange: caller for caller in callers}, time.monotonic(), 0
-        if together:
-            self._reference.cache.stock(turns_together(self._reference) * _INPUTS)
-            begun, calls = time.monotonic(), list(planned)
-            blocks: Iterable[list[_Planned]] = [calls] if calls else []
-        else:
-            blocks = ([call] for call in planned)
         for block in blocks:
             at = time.monotonic()
             for caller in callers:
@@ -537,8 +551,14 @@ class Stopwatch:
             for exchange, caller in owners.items():
                 if own := [call for call in block if call.exchange is exchange]:
                     caller.spend(spent * len(own), missed=any(call.sample is None for call in own))
-            for call in block:
-                owners[call.exchange].note(call)
+            beside = {
+                call.case: call
+                for call in block
+                if call.exchange is not self._exchange and call.purpose is _Purpose.SAMPLE and call.sample is not None
+            }
+            # The reference's calls come last, because its outputs are held with the candidate's.
+            for call in sorted(block, key=lambda call: call.exchange is not self._exchange):
+                owners[call.exchange].note(call, beside.get(call.case))
             made += len(block)
         return (time.monotonic() - begun) / max(made, 1)
 

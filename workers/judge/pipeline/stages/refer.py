@@ -139,7 +139,7 @@ def _answer(context: Context, reference: Reference, first: Case) -> tuple[list[C
             # The comparison loads kernels and buffers at first use. Load them before a kernel is compared.
             compare.check_values(first.outputs, first, settings)
             if context.slot.on_gpu and settings.timing.enabled:
-                cache.stock(timing.usual_calls(settings.timing))
+                cache.stock(timing.usual_inputs(settings.timing, reference))
         # Test the device before the kernel uses it. This also loads the code that later tests need.
         context.device.test()
     if not cache.is_roomy:
