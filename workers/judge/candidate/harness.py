@@ -40,7 +40,7 @@ from workers.judge.channel.parameters import described
 from workers.judge.channel.protocol import Answer, Reply, Tag
 from workers.judge.channel.randomness import set_seed
 from workers.judge.channel.semaphores import Semaphores
-from workers.judge.channel.tensors import MAX_DIMS, MAX_TENSORS, Location, TensorSpec, Where
+from workers.judge.channel.tensors import LASTING, MAX_DIMS, MAX_TENSORS, Location, TensorSpec, Where
 from workers.judge.channel.wire import Command, receive_command
 
 #: Import name of the kernel's module.
@@ -353,12 +353,13 @@ class Harness:
         # On a GPU each time costs two context switches.
         own, before = self.own, self._calls
         self._calls += calls
+        own.find_parameters()
         if before >= _MARKED_CALLS and before // _MARKED_EVERY == self._calls // _MARKED_EVERY:
             own.forget()
             return
         if self.on_gpu:
             memory.mark_free_blocks()
-        memory.mark_outputs((leaf for i, leaf in own.made.items() if i not in own.lasting), own.model)
+        memory.mark_outputs((leaf for i, leaf in own.made.items() if i not in own.lasting), own.parameters)
         own.forget()
         if not self.on_gpu and (self._calls <= _MARKED_HOST_CALLS or self._calls % _MARKED_EVERY == 0):
             memory.mark_free_host_memory(own.forms)
@@ -533,8 +534,10 @@ class Harness:
             if i not in own.dense:
                 own.dense[i] = leaf.clone(memory_format=torch.contiguous_format)
             leaf = own.dense[i]
-        location, leaf = self.locate(leaf)
-        own.delivered.append(leaf)
+        location, there = self.locate(leaf)
+        own.delivered.append(there)
+        if there is leaf and leaf.untyped_storage().data_ptr() in own.parameters:
+            return replace(location, index=LASTING)
         return location
 
     def can_locate(self, leaf: torch.Tensor) -> bool:

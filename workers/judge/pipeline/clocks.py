@@ -36,6 +36,7 @@ from kqueue.categories import Category
 from kqueue.contract import Phase
 from workers.judge.channel import flags
 from workers.judge.channel.gpu_memory import CudaCallError, call
+from workers.judge.channel.marks import mark
 from workers.judge.channel.orders import Call, Order
 from workers.judge.channel.protocol import Reply
 from workers.judge.channel.semaphores import Semaphores
@@ -226,8 +227,9 @@ class GpuClock:
                     number, reply = order.take()
                     current.views = current.exchange.outputs(reply)
                     order.process.imports.in_use = True
-                    self._load_copies(current, enqueued)
-                    enqueued.append(self._enqueue(current, order, number))
+                    written = current.exchange.written(current.views, reply)
+                    self._load_copies(current, written, enqueued)
+                    enqueued.append(self._enqueue(current, order, number, written))
                 else:
                     self._await(enqueued)
                     self._run_untimed(order, current)
@@ -251,13 +253,15 @@ class GpuClock:
             span, before = (round(each.begin.elapsed_time(event) * 1e6) for event in (each.end, each.ready))
             each.call.sample = Sample(span, before, own_ns)
 
-    def _enqueue(self, call: TimedCall, order: _Order, number: int) -> _Enqueued:
+    def _enqueue(self, call: TimedCall, order: _Order, number: int, written: list[torch.Tensor]) -> _Enqueued:
         """Enqueue the judge's part of a call that the process has enqueued."""
         begin, ready, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
         stream = torch.cuda.current_stream().cuda_stream
         self._hold.wait(stream)
         try:
             begin.record()
+            for view in order.written:
+                mark(view)
             call.exchange.load(call.case.inputs)
             if self._flusher is not None:
                 self._flusher()
@@ -266,17 +270,20 @@ class GpuClock:
             order.process.semaphores.wait(stream, flags.DONE, number)
             copy_out(call.views, call.into)
             end.record()
-            if call.is_inspected:
-                call.changes = call.exchange.changes(call.case)
         finally:
             self._hold.let_go()
+        if call.is_inspected:
+            call.changes = call.exchange.changes(call.case)
+        order.written = written
         return _Enqueued(call, order, number, begin, ready, end)
 
-    def _load_copies(self, call: TimedCall, enqueued: Sequence[_Enqueued]) -> None:
-        """Copy once from new layouts, because the copy's kernels cannot be loaded while a stream waits."""
+    def _load_copies(self, call: TimedCall, written: list[torch.Tensor], enqueued: Sequence[_Enqueued]) -> None:
+        """Mark and copy new layouts once, because the kernels for that cannot be loaded while a stream waits."""
         layouts = tuple((view.shape, view.stride(), view.dtype) for view in call.views)
         if layouts not in self._layouts:
             self._await(enqueued)
+            for view in written:
+                mark(view)
             copy_out(call.views, call.into)
             torch.cuda.synchronize()
             self._layouts.add(layouts)
@@ -329,12 +336,14 @@ class _Order:
     Attributes:
         first: number of the first call.
         is_late: True if a call was not enqueued in time.
+        written: outputs of the call before, which are marked before the next call. A call must write its outputs.
     """
 
     process: SealedProcess
     calls: list[TimedCall] = field(default_factory=list[TimedCall])
     first: int = 0
     is_late: bool = False
+    written: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     _replies: list[Reply] = field(default_factory=list[Reply])
     _taken: int = 0
 

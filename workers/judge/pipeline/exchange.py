@@ -20,7 +20,7 @@ from workers.judge.channel.buffers import LocationError, SharedTensor, form_of, 
 from workers.judge.channel.flags import memory
 from workers.judge.channel.orders import Binding, Job, Order
 from workers.judge.channel.protocol import Answer, Reply
-from workers.judge.channel.tensors import Location, TensorSpec, Where, output_name
+from workers.judge.channel.tensors import LASTING, Location, TensorSpec, Where, output_name
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServerError
 from workers.judge.forkserver.process import SealedProcess
@@ -168,6 +168,18 @@ class Exchange:
         views += [self._inputs[number].tensor for number in self.form.mutated]
         kept = zip(reply.tensors[len(returned) :], reply.locations[len(returned) :], strict=True)
         return views + [self._buffer(self.form.effects + i, *each) for i, each in enumerate(kept)]
+
+    def written(self, views: Sequence[Output], reply: Reply) -> list[torch.Tensor]:
+        """Return the outputs of a call on a GPU that are not in memory of a model."""
+        return [
+            view
+            for i, (view, location) in enumerate(zip(views, reply.locations, strict=False))
+            if isinstance(view, torch.Tensor)
+            and location.where is Where.EXPORTED
+            and location.index != LASTING
+            and i < self.form.returned
+            and i not in self.form.lasting
+        ]
 
     def _buffer(self, number: int, spec: TensorSpec, location: Location) -> Output:
         """Return a view of a buffer after a call, or of any memory if the process keeps none of this form."""

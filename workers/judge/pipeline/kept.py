@@ -43,7 +43,7 @@ class Proof:
     Attributes:
         outputs: the candidate's outputs, or pieces of them.
         pieces: positions of the pieces, or None for whole outputs.
-        case: the case without its tensors: how its inputs are drawn, and the seed of the forward.
+        case: the case, without its tensors unless it was answered: how its inputs are drawn, and the forward's seed.
         number: number of the call among those that could have been kept, or 0 for a variant, which is always kept.
         ns: time, or None if it does not count.
         beside: the outputs of the reference's timed call on the same inputs, or None.
@@ -76,6 +76,13 @@ class KeptCalls:
         self._random = random.SystemRandom()
         self._proofs: list[Proof] = []
         self.counted = 0
+
+    @property
+    def keeps_all(self) -> bool:
+        """True if all calls on the problem's own inputs are kept, with the reference's outputs for them."""
+        return (
+            self.counted > 0 and sum(proof.number > 0 and bool(proof.beside) for proof in self._proofs) == self.counted
+        )
 
     @property
     def times(self) -> list[int]:
@@ -117,7 +124,9 @@ class KeptCalls:
         else:
             # On a CPU the calls of all series use the same memory, because other memory would be in other caches.
             kept = [tensor.clone() for tensor in outputs]
-        drawn = replace(case, slot=None, inputs=[], outputs=[], exact=None, unproven=None, again=None, moved=tuple)
+        drawn = case
+        if not case.outputs:
+            drawn = replace(case, slot=None, inputs=[], exact=None, unproven=None, again=None, moved=tuple)
         self._proofs[index : index + 1] = [Proof(kept, pieces, drawn, number, ns, beside if is_held else None)]
         return is_held
 

@@ -69,8 +69,9 @@ _FEWEST_IN_TURN: Final = 3
 _SPREAD: Final = 12
 #: Number of calls between two reads of the device's clocks.
 _LOOK_EVERY: Final = 8
-#: Least and greatest number of turns whose calls are made together.
-_TOGETHER: Final = (3, 6)
+#: Least and greatest number of turns whose calls are made together, and their number once a series has enough calls.
+_TOGETHER: Final = (4, 8)
+_FEW_TOGETHER: Final = 3
 #: Maximum size in bytes of the outputs of a call, and time in seconds of a call, for calls that are made together.
 _TOGETHER_BYTES: Final = 4 << 20
 _TOGETHER_S: Final = 0.005
@@ -99,7 +100,7 @@ def usual_inputs(timing: Timing, reference: Reference) -> int:
     """Return the number of input sets for a series of candidate and reference that ends by precision."""
     calls = min(timing.calls, sum(series.ENOUGH))
     if turns_together(reference) > 1:
-        return timing.warmup + calls + _TOGETHER[1]
+        return timing.warmup + calls
     shares = 2 + OVERHEAD_SHARE + _REFERENCE_SHARE + 2 * _IN_TURN_SHARE
     return 2 * timing.warmup + math.ceil(calls * shares) + 2 * series.FEWEST_OVERHEADS
 
@@ -266,8 +267,7 @@ class _Caller:
         if late or self._is_spent():
             return True
         wanted = self._timing.precision
-        fewest, most_more = series.ENOUGH
-        if wanted <= 0 or calls < fewest + int(more * most_more):
+        if wanted <= 0 or calls < series.enough(more):
             return False
         return long or one.is_precise(wanted)
 
@@ -485,10 +485,10 @@ class Stopwatch:
         if beside is not None:
             callers.append(_Caller(beside.exchange, inputs, clock.basis, kinds[1], timing, None, beside))
         more, turns, long_at = self._random.random(), 0, time.monotonic() + _SERIES_S[own.series.basis]
-        look_at = _LOOK_EVERY
+        look_at, enough = _LOOK_EVERY, timing.warmup + series.enough(more)
         seconds = self._reference.forward_s
         while True:
-            count = min(self._turns(clock, seconds), max(1, timing.calls - len(own.series.calls)))
+            count = self._turns(clock, seconds, enough - turns, timing.calls - len(own.series.calls))
             blocks = self._turn(callers) if count == 1 else self._together(callers, inputs, count)
             seconds = self._make(clock, callers, blocks)
             if own.blocks:
@@ -514,10 +514,17 @@ class Stopwatch:
                     own.series.kept = self._kept.times
                 return callers
 
-    def _turns(self, clock: GpuClock | CpuClock, seconds: float) -> int:
-        """Return the number of turns whose calls are made together, if a call takes about ``seconds``."""
+    def _turns(self, clock: GpuClock | CpuClock, seconds: float, to_enough: int, left: int) -> int:
+        """Return the number of turns whose calls are made together.
+
+        Args:
+            seconds: approximate time of a call.
+            to_enough: number of turns after which precision can end the series.
+            left: number of calls that the settings still allow.
+        """
         most = turns_together(self._reference) if clock.basis == "gpu_clock" and seconds < _TOGETHER_S else 1
-        return self._random.randint(min(most, _TOGETHER[0]), most)
+        wanted = min(self._random.randint(*_TOGETHER), to_enough) if to_enough > 0 else _FEW_TOGETHER
+        return max(1, min(most, wanted, left))
 
     def _turn(self, callers: Sequence[_Caller]) -> Iterator[list[_Planned]]:
         """Yield the calls of one turn one by one. Each has other inputs, which are drawn when it is yielded."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -33,10 +32,8 @@ from workers.judge.pipeline.stages.refer import Referenced
 #: Maximum and minimum number of timed calls that are verified. A slow reference verifies fewer.
 _MOST_PROOFS: Final = 8
 _FEWEST_PROOFS: Final = 2
-#: Maximum number of hidden variants among the timed calls.
-_TIMED_VARIANTS: Final = 3
-#: Number of checked calls on small inputs that are made together.
-_TOGETHER: Final = 8
+#: Maximum number of checked calls on small inputs that are made together.
+_TOGETHER: Final = 16
 #: Categories that another run on the same input can overturn.
 _ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE})
 
@@ -74,7 +71,6 @@ def measure(context: Context, referenced: Referenced, loaded: Loaded) -> Measure
         context.device.before_timing()
     checks, times, checked = _Checks(context, referenced, candidate), None, 0
     shares, timed = shares_checks(context, referenced.reference), referenced.baseline is not None
-    variants = _variants(context, referenced) if timed else []
     if shares:
         with steps.untimed("check"), steps.backstop(Phase.CHECK):
             checked = checks.run()
@@ -83,8 +79,8 @@ def measure(context: Context, referenced: Referenced, loaded: Loaded) -> Measure
             if not shares:
                 checked = checks.run()
             if timed:
-                times = _time(context, referenced, candidate, variants, blocks=checks.blocks)
-                if not shares:
+                times = _time(context, referenced, candidate, blocks=checks.blocks)
+                if not shares and not times.kept.keeps_all:
                     checks.run_again()
     with context.untimed_if_large(referenced.reference, "check"), steps.backstop(Phase.CHECK):
         if timed and shares:
@@ -102,20 +98,7 @@ def shares_checks(context: Context, reference: Reference) -> bool:
     return has_siblings and reference.cache.is_large and Grant.EXCLUSIVE not in context.granted
 
 
-def _variants(context: Context, referenced: Referenced) -> list[Case]:
-    """Return a few hidden variants for the timed calls, chosen at random. They are made of other inputs if possible."""
-    cache, first = referenced.reference.cache, referenced.first
-    kinds = [case.kind for case in referenced.cases if case.kind != GIVEN]
-    kinds = random.SystemRandom().sample(kinds, min(_TIMED_VARIANTS, len(kinds)))
-    if not cache.is_roomy:
-        return [cache.new(kind, drawn=first.drawn, on_device=first.on_device) for kind in kinds]
-    with context.steps.timed("reference"), context.steps.backstop(Phase.REFERENCE):
-        return cache.vary(cache.new(), kinds) if kinds else []
-
-
-def _time(
-    context: Context, referenced: Referenced, candidate: Candidate, variants: list[Case], *, blocks: bool
-) -> Times:
+def _time(context: Context, referenced: Referenced, candidate: Candidate, *, blocks: bool) -> Times:
     """Time the candidate by the clock of the baseline, in turn with the reference if there is memory for both."""
     reference, instruments, baseline = referenced.reference, referenced.instruments, referenced.baseline
     assert baseline is not None
@@ -132,7 +115,7 @@ def _time(
             context.settings.timing,
             basis="cpu_clock" if blocks else baseline.basis,
             beside=beside,
-            variants=variants,
+            variants=referenced.variants,
         )
     context.budget.record()
     bound: Fields = {}
@@ -169,10 +152,14 @@ class _Checks:
             calls = len(cases) + self._referenced.later + 1
             self._candidate.prepare_calls(reference.form.output_specs, calls)
             checked = 0
-            every = self._made(chain(cases, (reference.cache.fresh() for _ in range(self._referenced.later))))
+            later = (reference.cache.fresh() for _ in range(self._referenced.later))
+            every = self._made(chain(cases, later, cases[:1]))
             try:
-                for case, outputs in every:
-                    if (errors := self._check(case, outputs)) is not None:
+                for number, (case, outputs) in enumerate(every):
+                    if number and case is cases[0]:
+                        self._evidence.is_compared = True
+                        self._repeat(case, outputs)
+                    elif (errors := self._check(case, outputs)) is not None:
                         self._evidence.errors.append(errors)
                         checked += 1
             except EvaluationEnded as ended:
@@ -182,16 +169,18 @@ class _Checks:
                     self._explain()
                     self.evaluate()
                 raise
-            self._evidence.is_compared = True
-            try:
-                with self._confirming(cases[0]):
-                    self._evidence.errors.append(self._call(cases[0]))
-            except EvaluationEnded as ended:
-                raise _unless_repeated(ended, "right at first, wrong when the same input was run again") from None
         self._evidence.checks, self._evidence.checks_asked = checked, self._context.settings.checks
         self._evidence.constant_outputs = constant = reference.constant_outputs
         self._evidence.reference_is_constant = bool(constant)
         return checked
+
+    def _repeat(self, case: Case, outputs: list[torch.Tensor] | None) -> None:
+        """Check the second call on the first case."""
+        try:
+            with self._confirming(case):
+                self._evidence.errors.append(self._call(case, outputs))
+        except EvaluationEnded as ended:
+            raise _unless_repeated(ended, "right at first, wrong when the same input was run again") from None
 
     def run_again(self) -> None:
         """Make one checked call on a new input after the timing."""
@@ -265,7 +254,7 @@ class _Checks:
                 faults = [*errors["profiles"].values()]
                 if not (errors["strict_correct"] or errors["kernelbench_correct"]) and all(faults):
                     break
-                if case.kind == GIVEN:
+                if case.kind == GIVEN and case is not self._referenced.cases[0]:
                     self._compare_one(case, outputs)
             self._evidence.is_compared = True
 
