@@ -260,8 +260,8 @@ class GpuClock:
         self._hold.wait(stream)
         try:
             begin.record()
-            for view in order.written:
-                mark(view)
+            for view in written:
+                mark(view)  # The call must write its outputs, wherever they are.
             call.exchange.load(call.case.inputs)
             if self._flusher is not None:
                 self._flusher()
@@ -274,7 +274,6 @@ class GpuClock:
             self._hold.let_go()
         if call.is_inspected:
             call.changes = call.exchange.changes(call.case)
-        order.written = written
         return _Enqueued(call, order, number, begin, ready, end)
 
     def _load_copies(self, call: TimedCall, written: list[torch.Tensor], enqueued: Sequence[_Enqueued]) -> None:
@@ -336,14 +335,12 @@ class _Order:
     Attributes:
         first: number of the first call.
         is_late: True if a call was not enqueued in time.
-        written: outputs of the call before, which are marked before the next call. A call must write its outputs.
     """
 
     process: SealedProcess
     calls: list[TimedCall] = field(default_factory=list[TimedCall])
     first: int = 0
     is_late: bool = False
-    written: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     _replies: list[Reply] = field(default_factory=list[Reply])
     _taken: int = 0
 

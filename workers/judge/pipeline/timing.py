@@ -51,7 +51,7 @@ from workers.judge.pipeline.series import Basis, Series
 from workers.judge.slot_config import SlotConfig
 
 #: Version of this module's method, a part of the key under which baselines are cached.
-METHOD: Final = "14"
+METHOD: Final = "15"
 #: Number of launch-overhead measurements as a share of the calls, of a candidate and of the reference.
 OVERHEAD_SHARE: Final = 0.2
 _REFERENCE_SHARE: Final = 0.3
@@ -227,9 +227,10 @@ class _Caller:
         if missing > 0:
             share = max(_FIRST_SHARE, missing / max(1, self._timing.calls - len(self.series.calls)))
         wants = self._random.random() < share and not self.series.knows_overhead(self._timing.precision)
-        if wants or self.needs_overheads:
-            case = shared or self._inputs.for_overhead(on_gpu=self.series.basis == "gpu_clock")
-            yield self._plan(_Purpose.OVERHEAD, Call.OVERHEAD, case)
+        # The first call of an order differs, so neither kind of call is always first.
+        comes_late = self._random.random() < 0.5
+        if (wants or self.needs_overheads) and not comes_late:
+            yield self._overhead(shared)
         if self._looks and ready and self._random.random() < _IN_TURN_SHARE:
             yield self._plan(_Purpose.IN_TURN, Call.IN_TURN, shared or self._inputs.fresh())
         if self._kept is not None and ready:
@@ -237,6 +238,12 @@ class _Caller:
             if self._random.random() < due:
                 yield from self._variant()
         yield self._plan(_Purpose.SAMPLE, self._kind, shared or self._inputs.fresh())
+        if (wants or self.needs_overheads) and comes_late:
+            yield self._overhead(shared)
+
+    def _overhead(self, shared: Case | None) -> _Planned:
+        case = shared or self._inputs.for_overhead(on_gpu=self.series.basis == "gpu_clock")
+        return self._plan(_Purpose.OVERHEAD, Call.OVERHEAD, case)
 
     def _variant(self) -> Iterator[_Planned]:
         if (case := self._inputs.variant()) is not None:
