@@ -17,7 +17,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -34,28 +34,26 @@ from workers.judge.channel.gpu_memory import CudaCallError, cudart
 from workers.judge.channel.layout import put_back
 from workers.judge.channel.marks import mark
 from workers.judge.channel.objects import Built
-from workers.judge.channel.orders import Binding, BufferSpec, Job, Opening, Order
+from workers.judge.channel.orders import Binding, BufferSpec, Call, Job, Opening, Order
 from workers.judge.channel.packets import send_with_fds, wait_briefly
 from workers.judge.channel.parameters import described
 from workers.judge.channel.protocol import Answer, Reply, Tag
 from workers.judge.channel.randomness import set_seed
 from workers.judge.channel.semaphores import Semaphores
-from workers.judge.channel.tensors import MAX_DIMS, MAX_TENSORS, Location, TensorSpec, Where
+from workers.judge.channel.tensors import LASTING, MAX_DIMS, MAX_TENSORS, Location, TensorSpec, Where
 from workers.judge.channel.wire import Command, receive_command
 
 #: Import name of the kernel's module.
 MODULE: Final = "kernel"
 #: File in which a candidate lists the argument types of each Triton kernel that it launches, as JSON.
 LAUNCHED: Final = "launched"
-#: Orders whose reply is sent before the work on the GPU ends.
-_ENQUEUED: Final = frozenset({Order.ENQUEUE, Order.ENQUEUE_OVERHEAD, Order.ENQUEUE_IN_TURN})
-#: Number of calls before each of which memory is marked, and the interval of later ones.
+#: Number of calls up to which memory is marked before each order, and the interval of later marks in calls.
 _MARKED_CALLS: Final = 16
 _MARKED_EVERY: Final = 8
 #: Number of first calls before each of which the host's free memory is marked too, which takes milliseconds.
 _MARKED_HOST_CALLS: Final = 4
 #: Orders after which the judge sends another order at once.
-_PROMPT: Final = _ENQUEUED | {Order.RUN}
+_PROMPT: Final = frozenset({Order.ENQUEUE, Order.RUN})
 
 
 class EntryPointError(Exception):
@@ -95,14 +93,13 @@ def serve(channel: socket.socket, page: memoryview[int], kind: Callable[[memoryv
     """Carry out orders until the judge closes the channel."""
     obeying = kind(page)
     while (command := receive_command(channel)) is not None:
-        replies = obeying.obey(command)
-        for export in obeying.exports.pending():
-            send_with_fds(channel, export.pack(), export.descriptors)
-            for descriptor in export.descriptors:
-                os.close(descriptor)
-        for reply in replies:
+        for reply in obeying.obey(command):
+            for export in obeying.exports.pending():
+                send_with_fds(channel, export.pack(), export.descriptors)
+                for descriptor in export.descriptors:
+                    os.close(descriptor)
             channel.send(reply.pack())
-        if command.order in _ENQUEUED and (failure := obeying.settle_after(command)) is not None:
+        if command.order is Order.ENQUEUE and (failure := obeying.settle_after(command)) is not None:
             channel.send(failure.pack())
         if command.order in _PROMPT and obeying.on_gpu:
             wait_briefly(channel)
@@ -131,12 +128,13 @@ class Harness:
         self.exports = Exports()
         self._semaphores: Semaphores
         self._empty: torch.Tensor
-        self._events: tuple[torch.cuda.Event, ...]
+        #: Begin and end of each enqueued call.
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         #: In a builder, what stores the compiled libraries. Elsewhere prebuilt libraries are imported.
         self._keeper: libraries.Keeper | None = None
         self._calls = 0
         self._free_memory = memory.FreeMemory()
-        self.orders: dict[Order, Callable[[Command], Reply | list[Reply]]] = {
+        self.orders: dict[Order, Callable[[Command], Reply | Iterable[Reply]]] = {
             Order.OPEN: self._open,
             Order.LOAD: self._load,
             Order.CONSTRUCT: self._construct,
@@ -147,8 +145,6 @@ class Harness:
             Order.TIME: self._time,
             Order.TIME_OVERHEAD: self._time,
             Order.ENQUEUE: self._enqueue,
-            Order.ENQUEUE_OVERHEAD: self._enqueue,
-            Order.ENQUEUE_IN_TURN: self._enqueue,
             Order.SET_UP: self.set_up,
             Order.EVALUATE: self._evaluate,
             Order.PROFILE: self._profile,
@@ -157,29 +153,30 @@ class Harness:
             Order.DESCRIBE: self._describe,
         }
 
-    def obey(self, command: Command) -> list[Reply]:
-        """Carry out an order. An exception of foreign code becomes a reply."""
+    def obey(self, command: Command) -> Iterator[Reply]:
+        """Carry out an order, and yield each reply. An exception of foreign code becomes the last reply."""
         try:
             replies = self.orders[command.order](command)
+            yield from [replies] if isinstance(replies, Reply) else replies
         except BaseException as error:  # noqa: BLE001 -- the kernel can raise anything, SystemExit too
-            return [self.failed(command, error)]
-        return replies if isinstance(replies, list) else [replies]
+            yield self.failed(command, error)
 
     def settle_after(self, command: Command) -> Reply | None:
-        """Wait for a call whose reply was sent before its end. Return a second reply if the call fails."""
+        """Wait for calls that were answered before their ends. Return a further reply if one fails."""
         try:
             self.settle()
         except Exception as error:  # noqa: BLE001 -- any error of the device
             return self.failed(command, error)
-        begin, end = self._events
         with contextlib.suppress(RuntimeError):  # The kernel prevented the wait. The judge then uses its own clock.
-            self._report_own(command.sequence, round(begin.elapsed_time(end) * 1e6))
+            events = self._events[: len(command.payload)]
+            self._report_own(command.sequence, [round(begin.elapsed_time(end) * 1e6) for begin, end in events])
         return None
 
-    def _report_own(self, number: int, ns: int) -> None:
-        """Report a call's time by this process's own clock."""
-        self._flags[flags.OWN_NS] = ns
-        self._flags[flags.TIMED] = number
+    def _report_own(self, order: int, times_ns: Sequence[int]) -> None:
+        """Report the times of an order's calls by this process's own clock."""
+        for number, ns in enumerate(times_ns):
+            self._flags[flags.OWN_NS + number] = ns
+        self._flags[flags.TIMED] = order
 
     @property
     def on_gpu(self) -> bool:
@@ -200,7 +197,6 @@ class Harness:
             torch.cuda.init()
             self._semaphores = Semaphores(self._flags)
             self._empty = torch.zeros(1, device="cuda")
-            self._events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
         else:
             interpreter.install(self._flags)
@@ -352,15 +348,17 @@ class Harness:
             mark(torch.empty(form.shape, dtype=form.dtype, device=self.device))
         return self.done(command)
 
-    def _renew_memory(self, *, marks: bool = False) -> None:
+    def _renew_memory(self, calls: int = 1, *, marks: bool = False) -> None:
         """Mark outputs of the last call and free memory as not written, before some of the late calls only."""
         # On a GPU each time costs two context switches.
-        own, self._calls = self.own, self._calls + 1
-        due = self._calls % _MARKED_EVERY == 0
-        if self._calls <= _MARKED_CALLS or due:
+        own, before = self.own, self._calls
+        self._calls += calls
+        own.find_parameters()
+        due = before // _MARKED_EVERY < self._calls // _MARKED_EVERY
+        if before < _MARKED_CALLS or due:
             if self.on_gpu:
                 memory.mark_free_blocks()
-            memory.mark_outputs((leaf for i, leaf in own.made.items() if i not in own.lasting), own.model)
+            memory.mark_outputs((leaf for i, leaf in own.made.items() if i not in own.lasting), own.parameters)
         own.forget()
         if not self.on_gpu:
             self._free_memory.renew(own.forms, due=due or self._calls <= _MARKED_HOST_CALLS, marks=marks)
@@ -414,38 +412,55 @@ class Harness:
                 self.settle()
             finally:
                 self._flags[flags.ON_GPU] = 0
-            reply = self.deliver(command, output)
+            self._begin_exports()
+            reply = self.deliver(command.sequence, output)
             self.settle()
         return reply
 
     def _time(self, command: Command) -> Reply:
-        number, page, forward = command.sequence, self._flags, self._forward(command)
+        number, page = command.sequence, self._flags
+        is_overhead = command.order is Order.TIME_OVERHEAD
+        if not is_overhead:
+            self._renew_memory()
+            self.own.reset()
+        forward = self._forward(Call.OVERHEAD if is_overhead else Call.IN_TURN)
         self.settle()
+        self._begin_exports()
         with self.grad_mode():
             page[flags.READY] = number
             flags.wait(page, flags.GO, number, nap=not self.on_gpu)
             begin = time.perf_counter_ns()
             set_seed(page[flags.SEED])
-            reply = self.deliver(command, forward())
+            reply = self.deliver(number, forward(), is_overhead=is_overhead)
             self.settle()
-            self._report_own(number, time.perf_counter_ns() - begin)
+            self._report_own(number, [time.perf_counter_ns() - begin])
         page[flags.DONE] = number
         return reply
 
-    def _enqueue(self, command: Command) -> Reply:
-        number, forward = command.sequence, self._forward(command)
+    def _enqueue(self, command: Command) -> Iterator[Reply]:
+        """Enqueue calls. All other work on the GPU ends before the first is answered, and so before any begins."""
+        kinds: tuple[Call, ...] = command.payload
+        if forwards := sum(kind is not Call.OVERHEAD for kind in kinds):
+            last = self.own.last
+            self._renew_memory(forwards)
+            self.own.reset()
+            self.own.last = last  # An overhead call delivers it again.
         set_seed(0)  # This clock times no model that draws random numbers.
         self.settle()
-        begin, end = self._events
+        self._begin_exports()
+        while len(self._events) < len(kinds):
+            self._events.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
         stream = torch.cuda.current_stream().cuda_stream
-        with self.grad_mode():
-            self._semaphores.wait(stream, flags.GO, number)
-            begin.record()
-            reply = self.deliver(command, forward())
-            self._semaphores.drain(stream)
-            end.record()
-            self._semaphores.write(stream, flags.DONE, number)
-        return reply
+        for number, (kind, (begin, end)) in enumerate(zip(kinds, self._events, strict=False), command.sequence):
+            forward = self._forward(kind)
+            with self.grad_mode():
+                self._semaphores.wait(stream, flags.GO, number)
+                begin.record()
+                reply = self.deliver(number, forward(), is_overhead=kind is Call.OVERHEAD)
+                self._semaphores.drain(stream)
+                end.record()
+                self._semaphores.write(stream, flags.DONE, number)
+            yield reply
 
     def _evaluate(self, command: Command) -> Reply:
         self.own.model.eval()
@@ -462,34 +477,34 @@ class Harness:
         os.pwrite(memory, page, 0)
         return self.done(command)
 
-    def _forward(self, command: Command) -> Callable[[], Any]:
+    def _forward(self, kind: Call) -> Callable[[], Any]:
         """Return the function that a timed call runs: the model, or a no-op for the launch overhead."""
         # Two processes share a GPU by time slices, and a call without launches would not wait for its slice. So a
         # launch overhead launches an empty kernel. So does a call that is compared with such a launch overhead.
-        last, call = None, self.own.call()
-        is_overhead = command.order in (Order.TIME_OVERHEAD, Order.ENQUEUE_OVERHEAD)
-        if is_overhead:
-            last = self.own.last
+        last, call = self.own.last, self.own.call()
+        if kind is Call.OVERHEAD:
+            forward = lambda: last  # noqa: E731
         else:
-            self._renew_memory()
-            self.own.reset()
-        forward = (lambda: last) if is_overhead else call
-        if command.order is Order.ENQUEUE or not self.on_gpu:
+            self.own.forget()
+            forward = call
+        if kind is Call.PLAIN or not self.on_gpu:
             return forward
         return lambda: (self._empty.zero_(), forward())[1]
 
-    def deliver(self, command: Command, output: Any) -> Reply:
+    def _begin_exports(self) -> None:
+        if not self.holds_sets:
+            self.exports.begin()
+
+    def deliver(self, number: int, output: Any, *, is_overhead: bool = False) -> Reply:
         """Deliver outputs of the reference's structure. Describe outputs of another structure."""
         own = self.own
         structure, leaves = gradients.described(output)
         specs = tuple(TensorSpec.of(leaf) for leaf in leaves[:MAX_TENSORS])
         own.last, own.delivered = output, []
-        if command.order is not Order.TIME_OVERHEAD:
+        if not is_overhead:
             own.dense.clear()
         if structure != own.structure:
-            return Reply(Answer.MISMATCH, command.sequence, structure=structure, tensors=specs)
-        if not self.holds_sets:
-            self.exports.begin()
+            return Reply(Answer.MISMATCH, number, structure=structure, tensors=specs)
         locations = [self._locate_output(own, i, leaf) for i, leaf in enumerate(leaves)]
         for buffer in own.buffers():
             location, spec = Location(), TensorSpec(None, (), self.device)
@@ -499,7 +514,7 @@ class Harness:
                 spec = TensorSpec.of(buffer)
             locations.append(location)
             specs += (spec,)
-        return Reply(Answer.DONE, command.sequence, structure=structure, tensors=specs, locations=tuple(locations))
+        return Reply(Answer.DONE, number, structure=structure, tensors=specs, locations=tuple(locations))
 
     def _locate_output(self, own: Instance, i: int, leaf: torch.Tensor) -> Location:
         """Return an output's location. An output that the judge cannot read there is copied at the kernel's cost."""
@@ -517,8 +532,10 @@ class Harness:
             if i not in own.dense:
                 own.dense[i] = leaf.clone(memory_format=torch.contiguous_format)
             leaf = own.dense[i]
-        location, leaf = self.locate(leaf)
-        own.delivered.append(leaf)
+        location, there = self.locate(leaf)
+        own.delivered.append(there)
+        if there is leaf and leaf.untyped_storage().data_ptr() in own.parameters:
+            return replace(location, index=LASTING)
         return location
 
     def can_locate(self, leaf: torch.Tensor) -> bool:

@@ -75,6 +75,7 @@ class Instance:
         last: outputs of the last call.
         made: output tensors of the last call that are no views of inputs, by output number.
         delivered: delivered output tensors, kept until the judge has read them.
+        parameters: addresses of the memory of the model's parameters.
         dense: dense copies of the last call's non-dense outputs on a CPU, by output number.
         resets: names of the registered buffers that are reset before each call.
         compared: number of the first of them that are delivered.
@@ -94,6 +95,7 @@ class Instance:
     last: Any = None
     made: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
     delivered: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    parameters: set[int] = field(default_factory=set[int])
     dense: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
     resets: tuple[str, ...] = ()
     compared: int = 0
@@ -121,6 +123,11 @@ class Instance:
     def buffers(self) -> list[Any]:
         """Return the buffers to deliver, with None for each that the model does not have."""
         return [None if kept is None else kept[0].get(kept[1]) for kept in self.kept[: self.compared]]
+
+    def find_parameters(self) -> None:
+        """Find the memory of the model's parameters, which can change in each call."""
+        weights = [weight for weight in weights_of(self.model) if isinstance(weight, torch.nn.Parameter)]
+        self.parameters = {weight.untyped_storage().data_ptr() for weight in weights}
 
     def forget(self) -> None:
         """Drop the last call's outputs, which the judge has read, so that the next call can reuse their memory."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any, Final
 
 import torch
 
-from workers.judge.candidate.instance import weights_of
 from workers.judge.channel.gpu_memory import call
 from workers.judge.channel.marks import HOST_BYTE, NAN_BYTE, mark
 from workers.judge.channel.orders import BufferSpec
@@ -128,11 +127,9 @@ def mark_free_blocks() -> None:
             address += block["size"]
 
 
-def mark_outputs(outputs: Iterable[torch.Tensor], model: torch.nn.Module) -> None:
-    """Mark outputs of a call that is over, except views of the model's parameters."""
-    weights = [weight for weight in weights_of(model) if isinstance(weight, torch.nn.Parameter)]
-    stored = {weight.untyped_storage().data_ptr() for weight in weights}
+def mark_outputs(outputs: Iterable[torch.Tensor], parameters: Container[int]) -> None:
+    """Mark outputs of a call that is over, except views of the parameters at these addresses."""
     for output in outputs:
-        if output.untyped_storage().data_ptr() not in stored:
+        if output.untyped_storage().data_ptr() not in parameters:
             with contextlib.suppress(RuntimeError):  # a layout that overlaps itself
                 mark(output)

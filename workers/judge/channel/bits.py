@@ -21,6 +21,12 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return all(torch.equal(x, y) for x, y in pairs)
 
 
+def differ(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return whether two tensors of one spec differ bitwise, without waiting for the device."""
+    pairs = zip(_words(a, _GPU_CHUNK), _words(b, _GPU_CHUNK), strict=True)
+    return torch.stack([(x != y).any() for x, y in pairs]).any()
+
+
 def count_changed(a: torch.Tensor, b: torch.Tensor) -> int:
     """Return how many values of two tensors of one spec differ bitwise.
 

@@ -244,9 +244,14 @@ class LocationError(ValueError):
 
 
 class Imports:
-    """GPU memory of a sealed process from which the judge reads outputs."""
+    """GPU memory of a sealed process from which the judge reads outputs.
+
+    Attributes:
+        in_use: True while the judge's stream reads it. The process must not replace it then.
+    """
 
     def __init__(self) -> None:
+        self.in_use = False
         self._handles: dict[int, list[ctypes.c_uint64]] = {}
         self._sizes: dict[int, list[int]] = {}
         self._mapped: dict[int, tuple[Mapping, torch.Tensor]] = {}
@@ -262,6 +267,8 @@ class Imports:
             ProtocolError: the announcement is impossible.
         """
         if export.run == 0 and not 0 < len(self._handles.get(0, ())) < export.total:
+            if self.in_use:
+                raise ProtocolError("memory was replaced while calls were timed")
             self.close()
         gpu_memory.hold(self)
         handles = self._handles.setdefault(export.run, [])
@@ -305,7 +312,7 @@ class Imports:
         if not handles:
             raise LocationError("an output in memory that was not announced")
         try:
-            mapping = Mapping(handles, self._sizes.pop(run), writable=False)
+            mapping = Mapping(handles, self._sizes.pop(run), writable=True)  # The judge marks outputs there.
         except CudaCallError as error:
             raise LocationError(f"the memory of an output cannot be mapped: {error}") from None
         return mapping, _view_of(mapping, mapping.nbytes)

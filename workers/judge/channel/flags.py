@@ -25,14 +25,17 @@ DONE: Final = 32
 COMPILING: Final = 48
 #: Word with the random seed of the timed call, which the judge writes when the call's clock runs.
 SEED: Final = 64
-#: Words with the number of the last call that the candidate's own clock timed, and that time in nanoseconds.
+#: Word with the number of the last order whose calls the candidate's own clock timed, and the first of the words with
+#: these times in nanoseconds.
 TIMED: Final = 80
-OWN_NS: Final = 96
+OWN_NS: Final = 144
 #: Word that is 1 while the candidate waits for the GPU after a checked call.
 ON_GPU: Final = 128
 #: Word that is 1 once Triton's interpreter has rounded a result to bfloat16 or float8, by the candidate's claim.
 NARROW: Final = 112
 
+#: Maximum number of calls that one order times.
+MOST_CALLS: Final = 64
 _SIZE: Final = mmap.PAGESIZE
 #: Iterations of the wait loop between two calls of ``gone`` (about 1 ms).
 _LOOK: Final = 1 << 14

@@ -39,12 +39,9 @@ class Order(IntEnum):
     TIME_OVERHEAD = 8
     """Make a timed call without a forward: deliver the last outputs again."""
     ENQUEUE = 10
-    """Enqueue one timed call on a GPU: the stream waits for GO, runs the forward and writes DONE. The reply comes as
-    soon as all is enqueued."""
-    ENQUEUE_OVERHEAD = 11
-    """Enqueue a timed call with an empty kernel instead of a forward."""
-    ENQUEUE_IN_TURN = 14
-    """Enqueue a timed call with an empty kernel before the forward."""
+    """Enqueue timed calls on a GPU, one for each :class:`Call` of the payload. For each the stream waits for GO, runs
+    the forward and writes DONE. The calls are numbered from the order's own number on. Each is answered as soon as it
+    is enqueued."""
     SET_UP = 29
     """Call the model's ``setup()`` with the form of the inputs (:class:`Binding`). A mismatch if it declares none."""
     EVALUATE = 30
@@ -92,6 +89,17 @@ class Order(IntEnum):
     """Describe the model's parameters in the reply's message (:mod:`workers.judge.channel.parameters`)."""
     REST = 20
     """Reference: free unused memory. The process can serve another evaluation later."""
+
+
+class Call(IntEnum):
+    """The kinds of timed calls."""
+
+    PLAIN = 1
+    """A forward."""
+    OVERHEAD = 2
+    """An empty kernel instead of a forward. The outputs of the call before are delivered again."""
+    IN_TURN = 3
+    """An empty kernel before the forward."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,9 +234,11 @@ class SealedProcess:
         self.stop_clock()
         return replies
 
-    def send(self, order: Order, *, seed: int = 0, payload: Any = None, fds: tuple[int, ...] = ()) -> int:
-        """Send an order without waiting for its reply, and return its number."""
-        sequence = next(self._sequence)
+    def send(
+        self, order: Order, *, seed: int = 0, payload: Any = None, fds: tuple[int, ...] = (), replies: int = 1
+    ) -> int:
+        """Send an order without waiting for its replies, which have consecutive numbers. Return the first number."""
+        sequence, *_ = [next(self._sequence) for _ in range(replies)]
         try:
             send_command(self._channel, order, sequence, seed=seed, payload=payload, fds=fds)
         except OSError:

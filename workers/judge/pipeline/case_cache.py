@@ -99,6 +99,11 @@ class CaseCache:
         return self.input_bytes > _QUICK_BYTES
 
     @property
+    def most_prepared(self) -> int:
+        """Maximum number of input sets that are drawn ahead of time."""
+        return _PREPARED_BYTES // max(self.input_bytes, 1)
+
+    @property
     def is_late(self) -> bool:
         """True if the deadline leaves no time for further variants."""
         return self._proxy.left_s < _LATE * self._settings.deadlines.reference_s
@@ -143,8 +148,7 @@ class CaseCache:
 
     def plan(self, first: Case) -> None:
         """Decide by the size of the first answered case how many cases are held and drawn together."""
-        most = _PREPARED_BYTES // max(self.input_bytes, 1)
-        most = min(_MOST_SETS, most, MAX_TENSORS // max(len(self.input_specs), 1))
+        most = min(_MOST_SETS, self.most_prepared, MAX_TENSORS // max(len(self.input_specs), 1))
         self.is_roomy = (self._settings.checks + 1) * first.nbytes <= _ROOMY_BYTES
         self.leaves = self._proxy.device == "cpu" and first.nbytes > _ROOMY_BYTES
         self._sets_per_draw = max(1, most) if self.is_roomy else 1
@@ -206,13 +210,13 @@ class CaseCache:
     def stock(self, count: int) -> None:
         """Draw input sets for :meth:`fresh` ahead of time, up to ``count`` of them, if cases are held together."""
         if self.is_roomy:
-            count = min(count, _PREPARED_BYTES // max(self.input_bytes, 1))
-            while len(self._ready) < count:
-                self._draw_next()
+            count = min(count, self.most_prepared)
+            while (missing := count - len(self._ready)) > 0:
+                self._draw_next(missing)
 
-    def _draw_next(self) -> None:
+    def _draw_next(self, most: int = sys.maxsize) -> None:
         on_device = self._may_draw_on_device()
-        cases = [self.new(on_device=on_device) for _ in range(self._sets_per_draw)]
+        cases = [self.new(on_device=on_device) for _ in range(min(most, self._sets_per_draw))]
         released, self._over = self._over, []
         self.draw(cases, free=released)
         self._ready += cases

@@ -6,11 +6,11 @@ On a GPU, :class:`GpuClock` puts events of the judge's own CUDA context around a
     candidate's stream                                              [wait GO][forward][DONE]
 
 The candidate enqueues its part first, then the judge enqueues its own and releases HOLD. So the span contains no time
-of the host. Inputs appear within the span, so no work on them can start before it. Outputs are copied within the span,
-so an early DONE gains nothing. Two processes take turns on a GPU and never run at the same time, so work that a
-candidate does before GO delays the judge's own work, which is in the span too. A forward that needs no time slice
-(copies, callbacks) does not wait for one, but the launch-overhead call does. Such a forward is timed after an empty
-kernel.
+of the host. Several calls of both processes can be enqueued while the first of them runs. Inputs appear within the
+span, so no work on them can start before it. Outputs are copied within the span, so an early DONE gains nothing. Two
+processes take turns on a GPU and never run at the same time, so work that a candidate does before GO delays the
+judge's own work, which is in the span too. A forward that needs no time slice (copies, callbacks) does not wait for
+one, but the launch-overhead call does. Such a forward is timed after an empty kernel.
 
 A forward that waits for the GPU cannot be enqueued in advance: it would wait for a GO that waits for it, and send no
 reply. Such calls, and all calls on a CPU, are timed by :class:`CpuClock`, which is the judge's CPU clock from before
@@ -25,8 +25,8 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -36,10 +36,13 @@ from kqueue.categories import Category
 from kqueue.contract import Phase
 from workers.judge.channel import flags
 from workers.judge.channel.gpu_memory import CudaCallError, call
-from workers.judge.channel.orders import Order
+from workers.judge.channel.marks import mark
+from workers.judge.channel.orders import Call, Order
+from workers.judge.channel.protocol import Reply
 from workers.judge.channel.semaphores import Semaphores
 from workers.judge.channel.tensors import TensorSpec
 from workers.judge.ending import EvaluationEnded
+from workers.judge.forkserver.process import SealedProcess
 from workers.judge.gpu import environment
 from workers.judge.pipeline.cases import Case
 from workers.judge.pipeline.exchange import Exchange, Output, copy_out
@@ -47,9 +50,6 @@ from workers.judge.pipeline.exchange import Exchange, Output, copy_out
 #: Maximum seconds for a candidate to enqueue a call before the judge concludes that it waits for the GPU, for the first
 #: try and for later ones. A busy host can delay an honest candidate for a moment.
 _ENQUEUE_S: Final = (0.05, 0.25)
-#: Maximum seconds that the judge waits for an untimed call, and seconds between two polls.
-_LET_GO_S: Final = 10.0
-_NAP_S: Final = 0.0002
 #: Maximum seconds that the judge waits for a call's time by the process's own clock.
 _OWN_S: Final = 0.005
 #: Number of timings of a copy, and the maximum size in bytes of the copy.
@@ -60,8 +60,9 @@ _COPY_NOISE_NS: Final = 1000.0
 #: ``cudaDeviceAttr`` for the memory's peak clock in kilohertz, and for the width of its bus in bits.
 _MEMORY_CLOCK_KHZ: Final = 36
 _MEMORY_BUS_BITS: Final = 37
-#: Number of polls of an event between two polls of the candidate (about 1 ms).
+#: Number of polls of an event between two polls of the candidate (about 1 ms), and after which its phase's time runs.
 _LOOK: Final = 1 << 10
+_SLOW: Final = 1 << 15
 
 
 class Flusher:
@@ -149,116 +150,246 @@ class Sample(NamedTuple):
     own_ns: int = -1
 
 
-class GpuClock:
-    """Clock of events around work that was enqueued in advance.
+@dataclass(slots=True, eq=False)
+class TimedCall:
+    """One call to time, and its result.
 
     Attributes:
-        views: the last call's outputs in the process's memory.
+        exchange: the process that makes the call.
+        into: the judge's memory to which the outputs are copied.
+        is_inspected: whether to check that the call changes no input. No process knows that.
+        views: the outputs in the process's memory.
+        changes: whether each input was changed, on a GPU.
+        sample: the times. None before the call, and if the call was not enqueued in time.
+        has_failed: True if the call ended the evaluation.
     """
+
+    exchange: Exchange
+    kind: Call
+    case: Case
+    into: list[torch.Tensor]
+    is_inspected: bool = False
+    views: list[Output] = field(default_factory=list[Output])
+    changes: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    sample: Sample | None = None
+    has_failed: bool = False
+
+
+class GpuClock:
+    """Clock of events around work that was enqueued in advance."""
 
     basis: Final = "gpu_clock"
 
-    def __init__(self, exchange: Exchange, hold: Hold, flusher: Flusher | None) -> None:
-        """Time the calls of one process. A flusher flushes the L2 cache before each."""
-        self._exchange = exchange
-        self._process = exchange.process
+    def __init__(self, hold: Hold, flusher: Flusher | None) -> None:
+        """Prepare to time calls of any processes. A flusher flushes the L2 cache before each."""
         self._hold = hold
         self._flusher = flusher
         self._layouts: set[tuple[Any, ...]] = set()
-        self.views: list[Output] = []
 
-    def blocks(self, case: Case) -> bool:
-        """Return True if the forward waits for the GPU, so that this clock cannot time it."""
+    def blocks(self, exchange: Exchange, case: Case) -> bool:
+        """Return True if a process's forward waits for the GPU, so that this clock cannot time it."""
         for seconds in _ENQUEUE_S:
-            if (enqueued := self._enqueue(Order.ENQUEUE, case, seconds)) is not None:
-                self._let_go(enqueued[0])
+            call = TimedCall(exchange, Call.PLAIN, case, exchange.blanks())
+            self.time([call], seconds)
+            if call.sample is not None:
                 return False
         return True
 
-    def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> Sample | None:
-        """Time one call, with the order ``ENQUEUE``, ``ENQUEUE_IN_TURN`` or ``ENQUEUE_OVERHEAD``.
+    def time(self, calls: Sequence[TimedCall], seconds: float = _ENQUEUE_S[-1]) -> None:
+        """Time calls, one after the other. Each process gets one order for all its calls.
 
-        Returns:
-            The times, or None if the candidate did not enqueue the call in time.
+        While the GPU works for one call, the processes and the judge enqueue the next ones. Still, the inputs of a call
+        do not exist before the call before it has ended.
+
+        Args:
+            calls: at most :data:`~.flags.MOST_CALLS` calls of each process.
+            seconds: time for a process to enqueue a call. It then runs its remaining calls untimed.
 
         Raises:
-            EvaluationEnded: the call failed, or its outputs do not have the reference's form.
+            EvaluationEnded: a call failed, or its outputs do not have the reference's form.
         """
-        enqueued = self._enqueue(order, case, _ENQUEUE_S[-1])
-        if enqueued is None:
-            return None
-        number, views = enqueued
-        self.views = views
-        self._load_copies(into, views)
+        orders = {call.exchange: _Order(call.exchange.process) for call in calls}
+        for timed in calls:
+            orders[timed.exchange].calls.append(timed)
+        for order in orders.values():
+            kinds = tuple(call.kind for call in order.calls)
+            order.first = order.process.send(Order.ENQUEUE, payload=kinds, replies=len(kinds))
+        enqueued: list[_Enqueued] = []
+        current = calls[0]
+        try:
+            for order in orders.values():
+                order.is_answered(seconds)  # Before its first answer, a process marks memory on the GPU.
+            for current in calls:
+                order = orders[current.exchange]
+                if order.is_late:
+                    continue
+                if order.is_answered(seconds):
+                    number, reply = order.take()
+                    current.views = current.exchange.outputs(reply)
+                    order.process.imports.in_use = True
+                    written = current.exchange.written(current.views, reply)
+                    self._load_copies(current, written, enqueued)
+                    enqueued.append(self._enqueue(current, order, number, written))
+                else:
+                    self._await(enqueued)
+                    self._run_untimed(order, current)
+            self._await(enqueued)
+            # An answer here is to no order, or reports that work has failed after the last call.
+            for order in orders.values():
+                current = order.calls[-1]
+                order.look()
+            for current in (call for call in calls if call.changes):
+                current.exchange.refuse_changes(current.changes)
+        except BaseException:
+            current.has_failed = not any(call.has_failed for call in calls)
+            self._abandon(orders.values())
+            raise
+        finally:
+            for order in orders.values():
+                order.process.imports.in_use = False
+        for each in enqueued:
+            order = each.order
+            own_ns = _own_ns(order.process.flags, order.first, each.number - order.first)
+            span, before = (round(each.begin.elapsed_time(event) * 1e6) for event in (each.end, each.ready))
+            each.call.sample = Sample(span, before, own_ns)
+
+    def _enqueue(self, call: TimedCall, order: _Order, number: int, written: list[torch.Tensor]) -> _Enqueued:
+        """Enqueue the judge's part of a call that the process has enqueued."""
         begin, ready, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
         stream = torch.cuda.current_stream().cuda_stream
-        semaphores = self._process.semaphores
         self._hold.wait(stream)
         try:
             begin.record()
-            self._exchange.load(case.inputs)
+            for view in written:
+                mark(view)  # The call must write its outputs, wherever they are.
+            call.exchange.load(call.case.inputs)
             if self._flusher is not None:
                 self._flusher()
             ready.record()
-            semaphores.write(stream, flags.GO, number)
-            semaphores.wait(stream, flags.DONE, number)
-            copy_out(views, into)
+            order.process.semaphores.write(stream, flags.GO, number)
+            order.process.semaphores.wait(stream, flags.DONE, number)
+            copy_out(call.views, call.into)
             end.record()
-        except BaseException:
-            self._process.flags[flags.DONE] = number  # No stream must be left waiting.
-            raise
         finally:
             self._hold.let_go()
-        self._await(end, number)
-        return Sample(
-            round(begin.elapsed_time(end) * 1e6),
-            round(begin.elapsed_time(ready) * 1e6),
-            _own_ns(self._process.flags, number),
-        )
+        if call.is_inspected:
+            call.changes = call.exchange.changes(call.case)
+        return _Enqueued(call, order, number, begin, ready, end)
 
-    def _load_copies(self, into: list[torch.Tensor], views: list[Output]) -> None:
-        """Copy once from new layouts, because the copy's kernels cannot be loaded while a stream waits."""
-        layouts = tuple((view.shape, view.stride(), view.dtype) for view in views)
+    def _load_copies(self, call: TimedCall, written: list[torch.Tensor], enqueued: Sequence[_Enqueued]) -> None:
+        """Mark and copy new layouts once, because the kernels for that cannot be loaded while a stream waits."""
+        layouts = tuple((view.shape, view.stride(), view.dtype) for view in call.views)
         if layouts not in self._layouts:
-            copy_out(views, into)
+            self._await(enqueued)
+            for view in written:
+                mark(view)
+            copy_out(call.views, call.into)
             torch.cuda.synchronize()
             self._layouts.add(layouts)
 
-    def _enqueue(self, order: Order, case: Case, seconds: float) -> tuple[int, list[Output]] | None:
-        """Let the candidate enqueue a call. Return None if it did not do so in time and ran the call untimed."""
-        number = self._process.send(order)
-        self._process.look_out()
-        if self._process.answered(seconds):
-            return number, self._exchange.outputs(self._process.receive(number))
-        # The call runs on the right inputs, untimed, and its answer does not count.
-        self._exchange.load(case.inputs)
-        self._exchange.settle()
-        self._process.flags[flags.GO] = number
-        self._process.receive(number)
-        return None
+    def _run_untimed(self, order: _Order, call: TimedCall) -> None:
+        """Run a process's remaining calls untimed on the right inputs. Their answers do not count."""
+        order.is_late = True
+        order.process.start_clock()
+        call.exchange.load(call.case.inputs)
+        call.exchange.settle()
+        order.process.flags[flags.GO] = order.last
+        order.drain()
+        order.process.stop_clock()
 
-    def _let_go(self, number: int) -> None:
-        """Run an enqueued call untimed and wait for its end, so that it does not disturb the next timed call."""
-        page = self._process.flags
-        page[flags.GO] = number
-        deadline = time.monotonic() + _LET_GO_S
-        while page[flags.DONE] != number and not self._process.answered() and time.monotonic() < deadline:
-            time.sleep(_NAP_S)
+    @staticmethod
+    def _await(enqueued: Sequence[_Enqueued]) -> None:
+        """Wait for the ends of calls. A process's phase runs out only while one of its calls takes long."""
+        for each in enqueued:
+            turns = 0
+            try:
+                while not each.end.query():
+                    turns += 1
+                    if turns % _LOOK == 0:
+                        each.order.look()
+                    if turns == _SLOW:
+                        each.order.process.start_clock()
+            except EvaluationEnded:
+                each.call.has_failed = True
+                raise
+            if turns >= _SLOW:
+                each.order.process.stop_clock()
 
-    def _await(self, end: torch.cuda.Event, number: int) -> None:
-        """Wait for the end of a call. If the candidate fails, set DONE, because the stream waits for it."""
-        turns = 0
-        try:
-            while not end.query():
-                turns += 1
-                if turns % _LOOK == 0 and self._process.answered():
-                    self._process.receive(number)
-                    raise EvaluationEnded(
-                        Category.SANDBOX_VIOLATION, "the candidate answered a timed call twice", Phase.TIME
-                    )
-        finally:
-            while not end.query():
-                self._process.flags[flags.DONE] = number
+    def _abandon(self, orders: Iterable[_Order]) -> None:
+        """Let no stream and no process wait for a call that will not be timed, after a failure."""
+        for order in orders:
+            order.process.flags[flags.GO] = order.last
+        while not torch.cuda.current_stream().query():
+            for order in orders:
+                order.process.flags[flags.DONE] = order.last
+        for order in orders:
+            if not any(call.has_failed for call in order.calls):
+                with contextlib.suppress(EvaluationEnded):  # The first failure counts.
+                    order.drain()
+
+
+@dataclass(slots=True)
+class _Order:
+    """The calls of one process in one order, and its replies.
+
+    Attributes:
+        first: number of the first call.
+        is_late: True if a call was not enqueued in time.
+    """
+
+    process: SealedProcess
+    calls: list[TimedCall] = field(default_factory=list[TimedCall])
+    first: int = 0
+    is_late: bool = False
+    _replies: list[Reply] = field(default_factory=list[Reply])
+    _taken: int = 0
+
+    @property
+    def last(self) -> int:
+        """Number of the last call."""
+        return self.first + len(self.calls) - 1
+
+    def is_answered(self, seconds: float) -> bool:
+        """Return whether the next call is answered within ``seconds``, or the process has ended."""
+        if len(self._replies) == self._taken:
+            self.process.look_out()
+            return self.process.answered(seconds)
+        return True
+
+    def take(self) -> tuple[int, Reply]:
+        """Return the number of the next call, and its reply."""
+        if len(self._replies) == self._taken:
+            self._receive()
+        self._taken += 1
+        return self.first + self._taken - 1, self._replies[self._taken - 1]
+
+    def look(self) -> None:
+        """Receive a reply that has come. Raise EvaluationEnded if the process has died or failed, or sends too many."""
+        if self.process.answered():
+            self._receive()
+            if len(self._replies) > len(self.calls):
+                raise EvaluationEnded(
+                    Category.SANDBOX_VIOLATION, "the candidate answered a timed call twice", Phase.TIME
+                )
+
+    def drain(self) -> None:
+        """Receive the missing replies, which do not count."""
+        while len(self._replies) < len(self.calls):
+            self._receive()
+
+    def _receive(self) -> None:
+        self._replies.append(self.process.receive(self.first + len(self._replies)))
+
+
+class _Enqueued(NamedTuple):
+    """A call whose work is enqueued: its number, and the events at its begin, before GO and at its end."""
+
+    call: TimedCall
+    order: _Order
+    number: int
+    begin: torch.cuda.Event
+    ready: torch.cuda.Event
+    end: torch.cuda.Event
 
 
 class CpuClock:
@@ -266,57 +397,65 @@ class CpuClock:
 
     basis: Final = "cpu_clock"
 
-    def __init__(self, exchange: Exchange, flusher: Flusher | None, *, on_gpu: bool) -> None:
-        """Time the calls of one process. On a GPU the judge's stream writes GO right after the inputs."""
-        self._exchange = exchange
-        self._process = exchange.process
+    def __init__(self, flusher: Flusher | None, *, on_gpu: bool) -> None:
+        """Prepare to time calls of any processes. On a GPU the judge's stream writes GO right after the inputs."""
         self._flusher = flusher
         self._on_gpu = on_gpu
-        #: The last call's outputs in the process's memory.
-        self.views: list[Output] = []
 
-    def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> Sample:
-        """Time one call with ``TIME`` or ``TIME_OVERHEAD``. See :meth:`GpuClock.time` for arguments and results."""
-        page, process, exchange = self._process.flags, self._process, self._exchange
-        number = process.send(order)
-        self._wait(flags.READY, number)
+    def time(self, calls: Sequence[TimedCall]) -> None:
+        """Time calls, one after the other. See :meth:`GpuClock.time`."""
+        for timed in calls:
+            process = timed.exchange.process
+            process.start_clock()
+            try:
+                timed.sample = self._time(timed, process)
+                if timed.is_inspected:
+                    timed.exchange.check_inputs(timed.case)
+            except BaseException:
+                timed.has_failed = True
+                raise
+            process.stop_clock()
+
+    def _time(self, call: TimedCall, process: SealedProcess) -> Sample:
+        page, exchange = process.flags, call.exchange
+        number = process.send(Order.TIME_OVERHEAD if call.kind is Call.OVERHEAD else Order.TIME)
+        self._wait(process, flags.READY, number)
         begin = time.perf_counter_ns()
-        page[flags.SEED] = case.seed if exchange.form.draws else 0
+        page[flags.SEED] = call.case.seed if exchange.form.draws else 0
         if not self._on_gpu:
-            exchange.load(case.inputs)
+            exchange.load(call.case.inputs)
             ready = time.perf_counter_ns()
             page[flags.GO] = number
         else:
             # Flush first: waiting for a flush after the inputs would give a kernel time to begin early.
             if self._flusher is not None:
                 self._flusher()
-            exchange.load(case.inputs)
+            exchange.load(call.case.inputs)
             ready = time.perf_counter_ns()
-            self._process.semaphores.write(torch.cuda.current_stream().cuda_stream, flags.GO, number)
-        self._wait(flags.DONE, number)
-        self.views = exchange.outputs(process.receive(number))
-        copy_out(self.views, into)
+            process.semaphores.write(torch.cuda.current_stream().cuda_stream, flags.GO, number)
+        self._wait(process, flags.DONE, number)
+        call.views = exchange.outputs(process.receive(number))
+        copy_out(call.views, call.into)
         exchange.settle()
         end = time.perf_counter_ns()
         if page[flags.DONE] != number:
             raise EvaluationEnded(
                 Category.SANDBOX_VIOLATION, "the candidate answered a timed call before its end", Phase.TIME
             )
-        return Sample(end - begin, ready - begin, _own_ns(page, number))
+        return Sample(end - begin, ready - begin, _own_ns(page, number, 0))
 
-    def _wait(self, flag: int, number: int) -> None:
-        """Wait until the flag shows the call's number, or the candidate sends a reply."""
-        process = self._process
+    def _wait(self, process: SealedProcess, flag: int, number: int) -> None:
+        """Wait until the flag shows the call's number, or the process sends a reply."""
         flags.wait(process.flags, flag, number, nap=not self._on_gpu, gone=process.answered)
 
 
-def _own_ns(page: memoryview[int], number: int) -> int:
-    """Return a call's time by the process's own clock, which it reports when the call has ended, or -1."""
+def _own_ns(page: memoryview[int], order: int, number: int) -> int:
+    """Return the time of an order's call by the process's own clock, which it reports after the order, or -1."""
     deadline = time.monotonic() + _OWN_S
-    while page[flags.TIMED] != number:
+    while page[flags.TIMED] != order:
         if time.monotonic() > deadline:
             return -1
-    return page[flags.OWN_NS]
+    return page[flags.OWN_NS + number]
 
 
 def copy_ns(spec: TensorSpec, stride: tuple[int, ...], flusher: Flusher | None) -> float:

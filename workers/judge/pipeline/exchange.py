@@ -15,12 +15,12 @@ from kqueue.categories import Category
 from kqueue.contract import Deadlines, Phase, Settings
 from workers.judge.channel import activities
 from workers.judge.channel.activities import Activity
-from workers.judge.channel.bits import same_bits
+from workers.judge.channel.bits import differ, same_bits
 from workers.judge.channel.buffers import LocationError, SharedTensor, form_of, is_dense, view_within
 from workers.judge.channel.flags import memory
 from workers.judge.channel.orders import Binding, Job, Order
 from workers.judge.channel.protocol import Answer, Reply
-from workers.judge.channel.tensors import Location, TensorSpec, Where, output_name
+from workers.judge.channel.tensors import LASTING, Location, TensorSpec, Where, output_name
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServerError
 from workers.judge.forkserver.process import SealedProcess
@@ -133,19 +133,22 @@ class Exchange:
         for shared, own in _shuffled(zip(self._inputs, inputs, strict=True)):
             shared.tensor.copy_(own)
 
-    def changed(self, inputs: Sequence[torch.Tensor]) -> int | None:
-        """Return the number of the first shared input that only the process changed, or None."""
-        for i, (shared, own) in enumerate(zip(self._inputs, inputs, strict=True)):
-            if i not in self.form.mutated and not same_bits(shared.tensor, own):
-                return i
-        return None
-
     def check_inputs(self, case: Case) -> None:
         """Raise EvaluationEnded (``input_mutated``) if a call changed an input that the reference does not change."""
-        if (i := self.changed(case.inputs)) is not None:
-            number = self.form.argument(i)
-            message = f"forward changed its {self.form.input_name(i)}"
-            raise EvaluationEnded(Category.INPUT_MUTATED, message, self.process.phase, input=number)
+        every = zip(self._inputs, case.inputs, strict=True)
+        self.refuse_changes(not same_bits(shared.tensor, own) for shared, own in every)
+
+    def changes(self, case: Case) -> list[torch.Tensor]:
+        """Return whether each shared input differs from the case's on a GPU, without waiting for it."""
+        return [differ(shared.tensor, own) for shared, own in zip(self._inputs, case.inputs, strict=True)]
+
+    def refuse_changes(self, changes: Iterable[bool | torch.Tensor]) -> None:
+        """Raise EvaluationEnded (``input_mutated``) for the first changed input that the reference does not change."""
+        for i, is_changed in enumerate(changes):
+            if i not in self.form.mutated and is_changed:
+                number = self.form.argument(i)
+                message = f"forward changed its {self.form.input_name(i)}"
+                raise EvaluationEnded(Category.INPUT_MUTATED, message, self.process.phase, input=number)
 
     def outputs(self, reply: Reply) -> list[Output]:
         """Return views of a call's outputs in the process's memory, of the inputs and of the buffers that it changes.
@@ -165,6 +168,18 @@ class Exchange:
         views += [self._inputs[number].tensor for number in self.form.mutated]
         kept = zip(reply.tensors[len(returned) :], reply.locations[len(returned) :], strict=True)
         return views + [self._buffer(self.form.effects + i, *each) for i, each in enumerate(kept)]
+
+    def written(self, views: Sequence[Output], reply: Reply) -> list[torch.Tensor]:
+        """Return the outputs of a call on a GPU that are not in memory of a model."""
+        return [
+            view
+            for i, (view, location) in enumerate(zip(views, reply.locations, strict=False))
+            if isinstance(view, torch.Tensor)
+            and location.where is Where.EXPORTED
+            and location.index != LASTING
+            and i < self.form.returned
+            and i not in self.form.lasting
+        ]
 
     def _buffer(self, number: int, spec: TensorSpec, location: Location) -> Output:
         """Return a view of a buffer after a call, or of any memory if the process keeps none of this form."""
@@ -270,7 +285,9 @@ class Candidate(Exchange):
         Raises:
             EvaluationEnded: the answer is not right, or the call failed.
         """
-        return self.compare(case, self.answer(case))
+        outputs = self.answer(case)
+        self.check_inputs(case)
+        return compare.check_values(outputs, case, self._settings)
 
     def answer(self, case: Case) -> list[torch.Tensor]:
         """Make one call on a case, and return its outputs. Raise EvaluationEnded if it failed."""
@@ -278,11 +295,6 @@ class Candidate(Exchange):
         self.settle()
         views = self.outputs(self.process.order(Order.RUN, promptly=self._device == "cuda", seed=case.seed))
         return self.read(views)
-
-    def compare(self, case: Case, outputs: list[torch.Tensor]) -> dict[str, Any]:
-        """Compare the outputs of a call on a case. See :meth:`run` for the result and the errors."""
-        self.check_inputs(case)
-        return compare.check_values(outputs, case, self._settings)
 
     def profile(self, case: Case) -> None:
         """Record the GPU activities of one call.

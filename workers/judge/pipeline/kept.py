@@ -20,6 +20,7 @@ from kqueue.contract import Phase
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import compare
 from workers.judge.pipeline.cases import GIVEN, Case
+from workers.judge.pipeline.proxy import bytes_of
 from workers.judge.pipeline.reference import Reference
 
 #: Maximum size in bytes of the outputs kept from a call on a GPU and on a CPU, and the size of their pieces.
@@ -29,6 +30,9 @@ _PIECE_BYTES: Final = 1 << 20
 #: Maximum number of calls that are verified together, and maximum size in bytes of their outputs.
 _MOST_TOGETHER: Final = 16
 _TOGETHER_BYTES: Final = 256 << 20
+#: Maximum number of calls that are kept with the reference's outputs, and maximum size in bytes of the outputs of both.
+_MOST_PAIRS: Final = 128
+_PAIRS_BYTES: Final = 256 << 20
 #: Number of the calls verified together that are compared with float64 outputs in any case.
 _SHARPENED: Final = 2
 
@@ -40,9 +44,10 @@ class Proof:
     Attributes:
         outputs: the candidate's outputs, or pieces of them.
         pieces: positions of the pieces, or None for whole outputs.
-        case: the case without its tensors: how its inputs are drawn, and the seed of the forward.
+        case: the case, without its tensors unless it was answered: how its inputs are drawn, and the forward's seed.
         number: number of the call among those that could have been kept, or 0 for a variant, which is always kept.
         ns: time, or None if it does not count.
+        beside: the outputs of the reference's timed call on the same inputs, or None.
     """
 
     outputs: list[torch.Tensor]
@@ -50,6 +55,7 @@ class Proof:
     case: Case
     number: int
     ns: int | None
+    beside: list[torch.Tensor] | None
 
 
 class KeptCalls:
@@ -61,13 +67,23 @@ class KeptCalls:
     """
 
     def __init__(self, reference: Reference, most: int, *, on_gpu: bool) -> None:
-        """Keep at most ``most`` calls on the problem's own inputs, and all calls on variants."""
+        """Keep all calls on variants, and at most ``most`` others without outputs of the reference's timed calls."""
         self._reference = reference
         self._most = most
+        nbytes = sum(map(bytes_of, reference.form.output_specs))
+        #: Maximum number of calls with such outputs.
+        self._most_pairs = max(most, min(_MOST_PAIRS, _PAIRS_BYTES // max(2 * nbytes, 1)))
         self._on_gpu = on_gpu
         self._random = random.SystemRandom()
         self._proofs: list[Proof] = []
         self.counted = 0
+
+    @property
+    def keeps_all(self) -> bool:
+        """True if all calls on the problem's own inputs are kept, with the reference's outputs for them."""
+        return (
+            self.counted > 0 and sum(proof.number > 0 and bool(proof.beside) for proof in self._proofs) == self.counted
+        )
 
     @property
     def times(self) -> list[int]:
@@ -77,24 +93,28 @@ class KeptCalls:
     def __len__(self) -> int:
         return len(self._proofs)
 
-    def offer(self, case: Case, ns: int | None, outputs: list[torch.Tensor]) -> tuple[bool, bool]:
+    def offer(
+        self, case: Case, ns: int | None, outputs: list[torch.Tensor], beside: list[torch.Tensor] | None = None
+    ) -> bool:
         """Keep a finished call with the same probability as any other call (reservoir sampling).
 
         Args:
             ns: the call's time, or None if it does not count.
             outputs: the judge's copies.
+            beside: copies of the outputs of the reference's timed call on the same inputs, on a GPU, or None.
 
         Returns:
-            Whether the call is kept, and whether the memory of ``outputs`` is, so that other calls need other memory.
+            Whether the memory of ``outputs`` and ``beside`` is kept, so that other calls need other memory.
         """
         number, index = 0, len(self._proofs)
         if case.kind == GIVEN:
             self.counted += 1
             number = self.counted
             own = [i for i, proof in enumerate(self._proofs) if proof.number]
-            chosen = number - 1 if number <= self._most else self._random.randrange(number)
-            if chosen >= self._most:
-                return False, False
+            most = self._most if beside is None else self._most_pairs
+            chosen = number - 1 if number <= most else self._random.randrange(number)
+            if chosen >= most:
+                return False
             index = own[chosen] if chosen < len(own) else index
         kept, pieces, is_held = outputs, None, False
         most = _KEPT_BYTES if self._on_gpu else _HOST_KEPT_BYTES
@@ -106,9 +126,11 @@ class KeptCalls:
         else:
             # On a CPU the calls of all series use the same memory, because other memory would be in other caches.
             kept = [tensor.clone() for tensor in outputs]
-        drawn = replace(case, slot=None, inputs=[], outputs=[], exact=None, unproven=None, again=None, moved=tuple)
-        self._proofs[index : index + 1] = [Proof(kept, pieces, drawn, number, ns)]
-        return True, is_held
+        drawn = case
+        if not case.outputs:
+            drawn = replace(case, slot=None, inputs=[], exact=None, unproven=None, again=None, moved=tuple)
+        self._proofs[index : index + 1] = [Proof(kept, pieces, drawn, number, ns, beside if is_held else None)]
+        return is_held
 
     def _pieces(self, tensor: torch.Tensor, share: float) -> list[slice]:
         """Choose random pieces of an output, which no process could predict while it was made."""
@@ -124,7 +146,7 @@ class KeptCalls:
                 proof.ns = None
 
     def verify(self) -> list[dict[str, Any]]:
-        """Answer the kept calls with the reference, and compare them.
+        """Compare the kept calls with the reference's timed calls, or answer them with the reference.
 
         Float64 outputs can only excuse a kernel, so they are computed only where a call needs an excuse.
 
@@ -136,7 +158,7 @@ class KeptCalls:
             EvaluationEnded: a call was wrong although all checked calls were right: ``nondeterministic``, or
                 ``wrong_values`` on a variant.
         """
-        kept, self._proofs = self._proofs, []
+        kept, self._proofs = self._doubtful(), []
         reference = self._reference
         reference.oracle.reset_time()
         size = max(1, sum(tensor.nbytes for proof in kept[:1] for tensor in proof.outputs))
@@ -151,6 +173,20 @@ class KeptCalls:
             figures += self._check([proof for proof in (*given, *variants) if proof.case in answered])
             reference.cache.drop([proof.case for proof in proofs])
         return figures
+
+    def _doubtful(self) -> list[Proof]:
+        """Return the calls that the reference must answer: those that do not match its timed call, and a few others."""
+        pairs = [proof for proof in self._proofs if proof.beside is not None]
+        right: list[Proof] = []
+        for begin in range(0, len(pairs), _MOST_TOGETHER):
+            some = pairs[begin : begin + _MOST_TOGETHER]
+            answers = [(proof.outputs, replace(proof.case, outputs=proof.beside or [])) for proof in some]
+            matches = compare.need_no_excuse(answers, self._reference.settings)
+            right += [proof for proof, is_right in zip(some, matches, strict=True) if is_right]
+        # Float64 outputs show a lower precision in calls that are right, too.
+        self._random.shuffle(right)
+        settled = right[_SHARPENED:]
+        return [proof for proof in self._proofs if all(proof is not each for each in settled)]
 
     def _check(self, proofs: Sequence[Proof]) -> list[dict[str, Any]]:
         """Compare the kept outputs of calls with the reference's outputs, and return the figures of some calls."""

@@ -180,6 +180,12 @@ class Series:
         return wanted > 0 and width <= max(wanted * net, _RESOLUTION_NS)
 
 
+def enough(more: float) -> int:
+    """Return the number of calls after which precision can end a measurement, for a random number below 1."""
+    fewest, most_more = ENOUGH
+    return fewest + int(more * most_more)
+
+
 def is_settled(series: Series, reference: Series | None = None) -> bool:
     """Return whether the clock of a series' time is settled. If not, more calls and overhead calls are needed.
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import random
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 import torch
@@ -15,12 +14,12 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Phase, Policy
 from kqueue.profiles import RULES
 from workers.judge.channel.activities import NotRecorded
-from workers.judge.channel.orders import Order
+from workers.judge.channel.orders import Call, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import compare, parameters, speed_of_light, timing
 from workers.judge.pipeline.blame import ABOUT_FORM
 from workers.judge.pipeline.cases import GIVEN, Case
-from workers.judge.pipeline.clocks import CpuClock, GpuClock
+from workers.judge.pipeline.clocks import CpuClock, GpuClock, TimedCall
 from workers.judge.pipeline.context import Context, Grant
 from workers.judge.pipeline.evidence import Fields, merge_errors
 from workers.judge.pipeline.exchange import Candidate
@@ -33,8 +32,8 @@ from workers.judge.pipeline.stages.refer import Referenced
 #: Maximum and minimum number of timed calls that are verified. A slow reference verifies fewer.
 _MOST_PROOFS: Final = 8
 _FEWEST_PROOFS: Final = 2
-#: Maximum number of hidden variants among the timed calls.
-_TIMED_VARIANTS: Final = 3
+#: Maximum number of checked calls on small inputs that are made together.
+_TOGETHER: Final = 16
 #: Categories that another run on the same input can overturn.
 _ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE})
 
@@ -72,7 +71,6 @@ def measure(context: Context, referenced: Referenced, loaded: Loaded) -> Measure
         context.device.before_timing()
     checks, times, checked = _Checks(context, referenced, candidate), None, 0
     shares, timed = shares_checks(context, referenced.reference), referenced.baseline is not None
-    variants = _variants(context, referenced) if timed else []
     if shares:
         with steps.untimed("check"), steps.backstop(Phase.CHECK):
             checked = checks.run()
@@ -81,8 +79,8 @@ def measure(context: Context, referenced: Referenced, loaded: Loaded) -> Measure
             if not shares:
                 checked = checks.run()
             if timed:
-                times = _time(context, referenced, candidate, variants, blocks=checks.blocks)
-                if not shares:
+                times = _time(context, referenced, candidate, blocks=checks.blocks)
+                if not shares and not times.kept.keeps_all:
                     checks.run_again()
     with context.untimed_if_large(referenced.reference, "check"), steps.backstop(Phase.CHECK):
         if timed and shares:
@@ -100,20 +98,7 @@ def shares_checks(context: Context, reference: Reference) -> bool:
     return has_siblings and reference.cache.is_large and Grant.EXCLUSIVE not in context.granted
 
 
-def _variants(context: Context, referenced: Referenced) -> list[Case]:
-    """Return a few hidden variants for the timed calls, chosen at random. They are made of other inputs if possible."""
-    cache, first = referenced.reference.cache, referenced.first
-    kinds = [case.kind for case in referenced.cases if case.kind != GIVEN]
-    kinds = random.SystemRandom().sample(kinds, min(_TIMED_VARIANTS, len(kinds)))
-    if not cache.is_roomy:
-        return [cache.new(kind, drawn=first.drawn, on_device=first.on_device) for kind in kinds]
-    with context.steps.timed("reference"), context.steps.backstop(Phase.REFERENCE):
-        return cache.vary(cache.new(), kinds) if kinds else []
-
-
-def _time(
-    context: Context, referenced: Referenced, candidate: Candidate, variants: list[Case], *, blocks: bool
-) -> Times:
+def _time(context: Context, referenced: Referenced, candidate: Candidate, *, blocks: bool) -> Times:
     """Time the candidate by the clock of the baseline, in turn with the reference if there is memory for both."""
     reference, instruments, baseline = referenced.reference, referenced.instruments, referenced.baseline
     assert baseline is not None
@@ -130,7 +115,7 @@ def _time(
             context.settings.timing,
             basis="cpu_clock" if blocks else baseline.basis,
             beside=beside,
-            variants=variants,
+            variants=referenced.variants,
         )
     context.budget.record()
     bound: Fields = {}
@@ -153,6 +138,7 @@ class _Checks:
         self._reference = referenced.reference
         self._candidate = candidate
         self._caller = _LikeTimed(context, referenced, candidate) if referenced.baseline is not None else None
+        self._calls = 0
 
     @property
     def blocks(self) -> bool:
@@ -166,12 +152,14 @@ class _Checks:
             calls = len(cases) + self._referenced.later + 1
             self._candidate.prepare_calls(reference.form.output_specs, calls)
             checked = 0
-            every = chain(cases, (reference.cache.fresh() for _ in range(self._referenced.later)))
+            later = (reference.cache.fresh() for _ in range(self._referenced.later))
+            every = self._made(chain(cases, later, cases[:1]))
             try:
-                for case in every:
-                    if not self._has_answered(case):
-                        continue
-                    if (errors := self._check(case, is_first=checked == 0)) is not None:
+                for number, (case, outputs) in enumerate(every):
+                    if number and case is cases[0]:
+                        self._evidence.is_compared = True
+                        self._repeat(case, outputs)
+                    elif (errors := self._check(case, outputs)) is not None:
                         self._evidence.errors.append(errors)
                         checked += 1
             except EvaluationEnded as ended:
@@ -181,16 +169,18 @@ class _Checks:
                     self._explain()
                     self.evaluate()
                 raise
-            self._evidence.is_compared = True
-            try:
-                with self._confirming(cases[0]):
-                    self._evidence.errors.append(self._call(cases[0]))
-            except EvaluationEnded as ended:
-                raise _unless_repeated(ended, "right at first, wrong when the same input was run again") from None
         self._evidence.checks, self._evidence.checks_asked = checked, self._context.settings.checks
         self._evidence.constant_outputs = constant = reference.constant_outputs
         self._evidence.reference_is_constant = bool(constant)
         return checked
+
+    def _repeat(self, case: Case, outputs: list[torch.Tensor] | None) -> None:
+        """Check the second call on the first case."""
+        try:
+            with self._confirming(case):
+                self._evidence.errors.append(self._call(case, outputs))
+        except EvaluationEnded as ended:
+            raise _unless_repeated(ended, "right at first, wrong when the same input was run again") from None
 
     def run_again(self) -> None:
         """Make one checked call on a new input after the timing."""
@@ -243,16 +233,29 @@ class _Checks:
             faults = dict.fromkeys(names, ended.outcome.message)
         self._evidence.errors.append({"profiles": faults})
 
-    def _compare_rest(self, cases: Iterable[Case]) -> None:
+    def _made(self, cases: Iterator[Case]) -> Iterator[tuple[Case, list[torch.Tensor] | None]]:
+        """Yield the cases that the reference answers, and the kernel's outputs where the calls were made together."""
+        answered = (case for case in cases if self._has_answered(case))
+        # A first call can compile and load code, and it differs from a timed call anyway.
+        yield from ((case, None) for case in islice(answered, 1))
+        is_small = self._caller is not None and timing.turns_together(self._reference) > 1
+        size = _TOGETHER if is_small else 1
+        while some := list(islice(answered, size)):
+            if self._caller is None or size == 1:
+                yield from ((case, None) for case in some)
+            else:
+                yield from zip(some, self._caller.call(some), strict=True)
+
+    def _compare_rest(self, cases: Iterator[tuple[Case, list[torch.Tensor] | None]]) -> None:
         """Compare further given cases until a wrong kernel has failed both verdicts and all profiles."""
         with contextlib.suppress(EvaluationEnded):  # The reference's failure no longer matters.
-            for case in cases:
+            for case, outputs in cases:
                 errors = merge_errors(self._evidence.errors)
                 faults = [*errors["profiles"].values()]
                 if not (errors["strict_correct"] or errors["kernelbench_correct"]) and all(faults):
                     break
-                if case.kind == GIVEN:
-                    self._compare_one(case)
+                if case.kind == GIVEN and case is not self._referenced.cases[0]:
+                    self._compare_one(case, outputs)
             self._evidence.is_compared = True
 
     def _explain(self) -> None:
@@ -266,10 +269,10 @@ class _Checks:
             mine = self._candidate.process.order(Order.DESCRIBE).message
             evidence.parameters = parameters.difference(mine, theirs)
 
-    def _compare_one(self, case: Case) -> None:
+    def _compare_one(self, case: Case, outputs: list[torch.Tensor] | None) -> None:
         """Compare one more answer of a wrong kernel. A missing answer fails both verdicts and all profiles."""
         try:
-            self._evidence.errors.append(self._call(case))
+            self._evidence.errors.append(self._call(case, outputs))
         except EvaluationEnded as ended:
             self._evidence.note(ended)
             if ended.outcome.category not in _ABOUT_VALUES:
@@ -277,12 +280,14 @@ class _Checks:
                 failed = {"strict_correct": False, "kernelbench_correct": False, "profiles": faults}
                 self._evidence.errors.append(failed)
 
-    def _call(self, case: Case, *, is_first: bool = False) -> Fields:
-        """Make one checked call on a case. Only the first one differs from a timed call."""
+    def _call(self, case: Case, outputs: list[torch.Tensor] | None = None) -> Fields:
+        """Make one checked call on a case, unless it was made. Only the first one differs from a timed call."""
         self._has_answered(case)
-        if is_first or self._caller is None:
+        if self._caller is None or not self._calls:
+            self._calls += 1
             return self._candidate.run(case)
-        return self._candidate.compare(case, self._caller.call(case))
+        [outputs] = self._caller.call([case]) if outputs is None else [outputs]
+        return compare.check_values(outputs, case, self._context.settings)
 
     def _has_answered(self, case: Case) -> bool:
         """Return whether the reference has an answer to the case, after running it if needed."""
@@ -291,14 +296,14 @@ class _Checks:
         self._steps.enter(Phase.CHECK)
         return answered
 
-    def _check(self, case: Case, *, is_first: bool) -> Fields | None:
-        """Make one checked call, and another one on the same case if the answer is wrong.
+    def _check(self, case: Case, outputs: list[torch.Tensor] | None) -> Fields | None:
+        """Make one checked call unless it was made, and another one on the same case if the answer is wrong.
 
         Return None for a variant of which the reference did not confirm its answer. It does not count as checked.
         """
         try:
             with self._confirming(case):
-                return self._call(case, is_first=is_first)
+                return self._call(case, outputs)
         except EvaluationEnded as ended:
             if ended.outcome.category not in _ABOUT_VALUES:
                 raise
@@ -340,25 +345,21 @@ class _LikeTimed:
         assert baseline is not None
         flusher = instruments.flusher if context.settings.timing.cold_l2 else None
         self.blocks = baseline.basis == "cpu_clock"
-        self._cpu_clock = CpuClock(candidate, flusher, on_gpu=context.slot.on_gpu)
-        self._gpu_clock = None if instruments.hold is None else GpuClock(candidate, instruments.hold, flusher)
+        self._cpu_clock = CpuClock(flusher, on_gpu=context.slot.on_gpu)
+        self._gpu_clock = None if instruments.hold is None else GpuClock(instruments.hold, flusher)
         self._candidate = candidate
         self._misses = 0
 
-    def call(self, case: Case) -> list[torch.Tensor]:
-        """Return the judge's copies of the outputs."""
+    def call(self, cases: Sequence[Case]) -> list[list[torch.Tensor]]:
+        """Make a call on each case, and return the judge's copies of the outputs."""
         # The memory plan has room for them only as long as they are compared.
-        into = self._candidate.blanks()
-        process, sample = self._candidate.process, None
-        process.start_clock()
+        calls = [TimedCall(self._candidate, Call.PLAIN, case, self._candidate.blanks(), True) for case in cases]
         if self._gpu_clock is not None and not self.blocks:
-            sample = self._gpu_clock.time(Order.ENQUEUE, case, into)
-            self._misses = self._misses + 1 if sample is None else 0
+            self._gpu_clock.time(calls)
+            self._misses = self._misses + 1 if calls[-1].sample is None else 0
             self.blocks = self._misses >= timing.MISSES
-        if sample is None:
-            self._cpu_clock.time(Order.TIME, case, into)
-        process.stop_clock()
-        return into
+        self._cpu_clock.time([call for call in calls if call.sample is None])
+        return [call.into for call in calls]
 
 
 def _unless_repeated(ended: EvaluationEnded, how: str) -> EvaluationEnded:

@@ -6,9 +6,11 @@ None of the kernel's code runs yet, so that it cannot disturb the reference.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+import random
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -16,10 +18,14 @@ from kqueue.contract import Phase
 from kqueue.passes import Pass
 from workers.judge.pipeline import answers, clocks, compare, plan, sensitivity, timing
 from workers.judge.pipeline.baseline import Baseline
-from workers.judge.pipeline.cases import Case
+from workers.judge.pipeline.case_cache import CaseCache
+from workers.judge.pipeline.cases import GIVEN, Case
 from workers.judge.pipeline.context import Context, Grant
 from workers.judge.pipeline.reference import Reference
 from workers.judge.pipeline.stages.prepare import Prepared
+
+#: Maximum number of hidden variants among the timed calls.
+_TIMED_VARIANTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,8 @@ class Referenced:
         first: the first given case, which is answered.
         cases: the cases to check now, the first one included.
         later: number of given cases to draw later.
-        last: the case for after the timing, or None to draw one then.
+        last: the case for after the timing, or None to draw one if it is needed.
+        variants: hidden variants for the timed calls. Small ones are answered.
         instruments: the means to time calls.
         baseline: the reference's time, or None if the kernel is not to be timed.
     """
@@ -40,6 +47,7 @@ class Referenced:
     cases: tuple[Case, ...]
     later: int
     last: Case | None
+    variants: tuple[Case, ...]
     instruments: clocks.Instruments
     baseline: Baseline | None
 
@@ -52,7 +60,7 @@ def refer(context: Context, prepared: Prepared) -> Referenced:
     context.processes.begin_reference()
     with _warming_up(context):
         reference, first = _begin(context)
-        cases, last = _answer(context, reference, first)
+        cases, last, variants = _answer(context, reference, first)
     instruments, baseline = clocks.Instruments(context.watch), None
     if timed and on_gpu:
         instruments = clocks.Instruments(context.watch, clocks.Hold(), flusher := clocks.Flusher())
@@ -61,7 +69,7 @@ def refer(context: Context, prepared: Prepared) -> Referenced:
         baseline = Baseline(context, prepared.environment_hash, reference, instruments)
         baseline.choose_clock()
     later = 0 if reference.cache.is_roomy else context.settings.checks - 1
-    return Referenced(reference, first, tuple(cases), later, last, instruments, baseline)
+    return Referenced(reference, first, tuple(cases), later, last, tuple(variants), instruments, baseline)
 
 
 @contextlib.contextmanager
@@ -117,31 +125,45 @@ def _begin(context: Context) -> tuple[Reference, Case]:
     return reference, first
 
 
-def _answer(context: Context, reference: Reference, first: Case) -> tuple[list[Case], Case | None]:
-    """Return the cases to check now, and the case for after the timing."""
+def _answer(context: Context, reference: Reference, first: Case) -> tuple[list[Case], Case | None, list[Case]]:
+    """Return the cases to check now, the case for after the timing, and the variants for the timed calls."""
     # If all cases would take too much memory together, each is drawn and answered when it is checked.
     settings, steps, cache = context.settings, context.steps, reference.cache
-    last: list[Case] = []
+    last, variants = list[Case](), list[Case]()
     lock = context.untimed_if_large(reference, "reference") if cache.is_roomy else contextlib.nullcontext()
     with lock, steps.timed("reference"), steps.backstop(Phase.REFERENCE):
         cases = reference.more_cases(first)
         if cache.is_roomy:
-            last = [cache.another()] if settings.timing.enabled else []
+            is_single = settings.timing.enabled and timing.turns_together(reference) == 1
+            last = [cache.another()] if is_single else []
             # The first variant's float64 answers load kernels. Here that does not delay the timing of other slots.
             reference.answer(first, *cases[settings.checks - 1 :][:1])
+        if settings.timing.enabled:
+            variants = _timed_variants(cache, first, cases)
     with steps.untimed("reference"):
         with steps.backstop(Phase.REFERENCE):
             if (region := sensitivity.learn(reference, first)) is not None:
                 cases.append(region)
             if context.slot.on_gpu and not cache.is_roomy:
                 torch.cuda.empty_cache()  # Free the copy of an output before lasting tensors are allocated.
-            answered = reference.answer(first, *cases, *last) if cache.is_roomy else reference.answer(first)
+            every = (first, *cases, *last, *variants) if cache.is_roomy else (first,)
+            answered = reference.answer(*every)
             # The comparison loads kernels and buffers at first use. Load them before a kernel is compared.
             compare.check_values(first.outputs, first, settings)
             if context.slot.on_gpu and settings.timing.enabled:
-                cache.stock(timing.usual_calls(settings.timing))
+                cache.stock(timing.usual_inputs(settings.timing, reference))
         # Test the device before the kernel uses it. This also loads the code that later tests need.
         context.device.test()
     if not cache.is_roomy:
-        return [first, *cases], None
-    return [case for case in answered if case not in last], last[0] if last else None
+        return [first, *cases], None, variants
+    checked = [case for case in answered if case not in last and case not in variants]
+    return checked, last[0] if last else None, [case for case in variants if case in answered]
+
+
+def _timed_variants(cache: CaseCache, first: Case, cases: Sequence[Case]) -> list[Case]:
+    """Return a few hidden variants for the timed calls, chosen at random. They are made of other inputs if possible."""
+    kinds = [case.kind for case in cases if case.kind != GIVEN]
+    kinds = random.SystemRandom().sample(kinds, min(_TIMED_VARIANTS, len(kinds)))
+    if not cache.is_roomy:
+        return [cache.new(kind, drawn=first.drawn, on_device=first.on_device) for kind in kinds]
+    return cache.vary(cache.new(), kinds) if kinds else []
