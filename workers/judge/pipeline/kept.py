@@ -67,11 +67,11 @@ class KeptCalls:
     """
 
     def __init__(self, reference: Reference, most: int, *, on_gpu: bool) -> None:
-        """Keep all calls on variants, and at most ``most`` others without outputs of the reference's timed calls."""
+        """Keep all calls on variants, and at most ``most`` other calls that the reference must answer again."""
         self._reference = reference
         self._most = most
         nbytes = sum(map(bytes_of, reference.form.output_specs))
-        #: Maximum number of calls with such outputs.
+        #: Maximum number of calls that are kept with the outputs of the reference's timed calls.
         self._most_pairs = max(most, min(_MOST_PAIRS, _PAIRS_BYTES // max(2 * nbytes, 1)))
         self._on_gpu = on_gpu
         self._random = random.SystemRandom()
@@ -175,7 +175,7 @@ class KeptCalls:
         return figures
 
     def _doubtful(self) -> list[Proof]:
-        """Return the calls that the reference must answer: those that do not match its timed call, and a few others."""
+        """Return the calls that the reference must answer: mismatches with its timed calls, and a few other calls."""
         pairs = [proof for proof in self._proofs if proof.beside is not None]
         right: list[Proof] = []
         for begin in range(0, len(pairs), _MOST_TOGETHER):
