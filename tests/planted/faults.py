@@ -445,6 +445,22 @@ FAULTS = (
         ("tests/http/test_tokens.py", "tests/http/test_devices.py"),
     ),
     Fault(
+        "fleet_unhidden",
+        "A report of the fleet names no evaluation of another owner.",
+        "kqueue/store/reports/overview.py",
+        "ids - existing(engine, ids) if viewer().held else set()",
+        "set()",
+        ("tests/web/test_owners.py",),
+    ),
+    Fault(
+        "report_cut_off",
+        "A command reads all pages of a long list.",
+        "kqueue/cli/connection.py",
+        "len(page) // most * (left - most)",
+        "0",
+        ("tests/cli/test_over_http.py",),
+    ),
+    Fault(
         "owner_unchecked",
         "A credential sees the work of its owner only.",
         "kqueue/http/gateway.py",
