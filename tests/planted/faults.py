@@ -301,8 +301,16 @@ FAULTS = (
         "first_calls_kept",
         "Of all timed calls each is as likely to be verified as any other.",
         _KEPT,
-        "number - 1 if number <= self._most else self._random.randrange(number)",
+        "number - 1 if number <= most else self._random.randrange(number)",
         "number - 1",
+        ("tests/judge/pipeline/test_timing.py",),
+    ),
+    Fault(
+        "pairs_unverified",
+        "A timed call that does not match the reference's timed call is answered again.",
+        _KEPT,
+        "right += [proof for proof, is_right in zip(some, matches, strict=True) if is_right]",
+        "right += [proof for proof, _ in zip(some, matches, strict=True)]",
         ("tests/judge/pipeline/test_timing.py",),
     ),
     Fault(

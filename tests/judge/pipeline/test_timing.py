@@ -25,6 +25,7 @@ from workers.judge.pipeline.cases import Case
 from workers.judge.pipeline.clocks import Instruments
 from workers.judge.pipeline.exchange import Exchange
 from workers.judge.pipeline.kept import KeptCalls
+from workers.judge.pipeline.proxy import Question
 from workers.judge.pipeline.reference import BOUNDS, Reference
 from workers.judge.pipeline.series import FEWEST, FEWEST_OVERHEADS, Series, is_settled, overhead_of, summarise
 from workers.judge.slot_config import SlotConfig
@@ -95,6 +96,41 @@ def test_each_call_is_as_likely_to_be_kept_as_any_other() -> None:
     assert sum(seen) == 20
     assert any(seen[:8])
     assert any(seen[8:])
+
+
+def pairs(made: Reference, wrong: Sequence[int]) -> KeptCalls:
+    """Return ten kept calls next to the reference's calls on the same inputs, of which some are wrong."""
+    calls = KeptCalls(made, 1, on_gpu=True)
+    for number in range(10):
+        [answered] = made.answer(made.cache.fresh(), exactly=False)
+        outputs = [output.clone() for output in answered.outputs]
+        beside = [output.clone() for output in answered.outputs]
+        if number in wrong:
+            outputs[0][0] += 1
+        drawn = made.cache.again(answered.drawn, answered.seed)
+        assert calls.offer(drawn, 1000, outputs, beside)
+    return calls
+
+
+def test_calls_next_to_the_reference_are_all_compared_and_few_are_answered_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only two calls and the mismatches cost the reference another answer. One wrong call of many is found."""
+    made = reference(DOUBLING, checks=1)
+    made.answer_first(made.cache.first())
+    right, wrong = pairs(made, ()), pairs(made, (7,))
+    assert right.keeps_all
+    asked: set[Case] = set()
+    ask = made.proxy.ask
+
+    def noted(questions: Sequence[Question]) -> Any:
+        asked.update(question.case for question in questions)
+        return ask(questions)
+
+    monkeypatch.setattr(made.proxy, "ask", noted)
+    assert len(right.verify()) == len(asked) == 2
+    with pytest.raises(EvaluationEnded, match="right when checked, wrong when timed"):
+        wrong.verify()
 
 
 STRIDED = DOUBLING.replace("return x * 2", "return (x.reshape(8, 8) + 1).t()")

@@ -23,9 +23,8 @@ from workers.judge.pipeline.cases import GIVEN, Case
 from workers.judge.pipeline.proxy import bytes_of
 from workers.judge.pipeline.reference import Reference
 
-#: Maximum size in bytes of the outputs kept from a call on a GPU and on a CPU, and the size of their pieces.
+#: Maximum size in bytes of the outputs kept from a call, and the size of their pieces.
 _KEPT_BYTES: Final = 64 << 20
-_HOST_KEPT_BYTES: Final = 32 << 20
 _PIECE_BYTES: Final = 1 << 20
 #: Maximum number of calls that are verified together, and maximum size in bytes of their outputs.
 _MOST_TOGETHER: Final = 16
@@ -117,9 +116,8 @@ class KeptCalls:
                 return False
             index = own[chosen] if chosen < len(own) else index
         kept, pieces, is_held = outputs, None, False
-        most = _KEPT_BYTES if self._on_gpu else _HOST_KEPT_BYTES
-        if (nbytes := sum(tensor.nbytes for tensor in outputs)) > most:
-            pieces = [self._pieces(tensor, most / nbytes) for tensor in outputs]
+        if (nbytes := sum(tensor.nbytes for tensor in outputs)) > _KEPT_BYTES:
+            pieces = [self._pieces(tensor, _KEPT_BYTES / nbytes) for tensor in outputs]
             kept = [_cut(tensor, where) for tensor, where in zip(outputs, pieces, strict=True)]
         elif self._on_gpu:
             is_held = True
