@@ -49,7 +49,7 @@ def get_inputs():
 """
 _KERNEL: Final = _PROBLEM.partition("def get_inputs")[0].replace("Model(", "ModelNew(")
 _HANGS: Final = _KERNEL.replace("        return", "        while True: pass\n        return")
-#: Limits for an owner whom others must not notice.
+#: Limits of the hostile owner's requests.
 _LIMITS: Final = {
     "deadlines.check_s": 1, "deadlines.time_s": 2, "deadlines.reference_s": 3, "deadlines.load_s": 5,
     "deadlines.construct_s": 2, "limits.host_memory_bytes": 1 << 29, "max_attempts": 3,
