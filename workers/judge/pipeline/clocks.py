@@ -25,7 +25,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -211,12 +211,12 @@ class GpuClock:
         orders = {call.exchange: _Order(call.exchange.process) for call in calls}
         for timed in calls:
             orders[timed.exchange].calls.append(timed)
-        for order in orders.values():
-            kinds = tuple(call.kind for call in order.calls)
-            order.first = order.process.send(Order.ENQUEUE, payload=kinds, replies=len(kinds))
         enqueued: list[_Enqueued] = []
         current = calls[0]
         try:
+            for order in orders.values():
+                current = order.calls[0]
+                order.send()
             for order in orders.values():
                 order.is_answered(seconds)  # Before its first answer, a process marks memory on the GPU.
             for current in calls:
@@ -242,7 +242,7 @@ class GpuClock:
                 current.exchange.refuse_changes(current.changes)
         except BaseException:
             current.has_failed = not any(call.has_failed for call in calls)
-            self._abandon(orders.values())
+            self._abandon([order for order in orders.values() if order.first])
             raise
         finally:
             for order in orders.values():
@@ -315,7 +315,8 @@ class GpuClock:
             if turns >= _SLOW:
                 each.order.process.stop_clock()
 
-    def _abandon(self, orders: Iterable[_Order]) -> None:
+    @staticmethod
+    def _abandon(orders: Sequence[_Order]) -> None:
         """Let no stream and no process wait for a call that will not be timed, after a failure."""
         for order in orders:
             order.process.flags[flags.GO] = order.last
@@ -333,7 +334,7 @@ class _Order:
     """The calls of one process in one order, and its replies.
 
     Attributes:
-        first: number of the first call.
+        first: number of the first call, or 0 before the order is sent.
         is_late: True if a call was not enqueued in time.
     """
 
@@ -348,6 +349,11 @@ class _Order:
     def last(self) -> int:
         """Number of the last call."""
         return self.first + len(self.calls) - 1
+
+    def send(self) -> None:
+        """Send the order. Raise EvaluationEnded if the process has died."""
+        kinds = tuple(call.kind for call in self.calls)
+        self.first = self.process.send(Order.ENQUEUE, payload=kinds, replies=len(kinds))
 
     def is_answered(self, seconds: float) -> bool:
         """Return whether the next call is answered within ``seconds``, or the process has ended."""
