@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 import typer
 
-from kqueue import upper_limits
 from kqueue.cli import options
 from kqueue.cli.connection import actor, database
 from kqueue.cli.render import console, emit, text
@@ -310,11 +309,12 @@ def login(
     """
     from kqueue.store import roles
     from kqueue.store.models import LOCAL
+    from kqueue.upper_limits import SOURCE
 
     options.check_owner(owner)
     limits = options.limits_of(limit)
-    if upper_limits.SOURCE in limits:
-        raise InvalidRequest(f"--limit: {upper_limits.SOURCE} is only for tokens")
+    if SOURCE in limits:
+        raise InvalidRequest(f"--limit: {SOURCE} is only for tokens")
     if (owner != LOCAL or limits) and role is not Role.PRODUCER:
         option = "--limit" if limits else "--owner"
         raise InvalidRequest(f"{option}: only for producers, because a {role} serves all owners")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from kqueue import upper_limits
 from kqueue.cli import sources
 from kqueue.cli.connection import detail_of
 from kqueue.errors import EvaluationFailed, InvalidRequest, KqueueError
@@ -57,6 +56,8 @@ Limits = Annotated[
 
 def limits_of(given: Iterable[str] | None) -> dict[str, float]:
     """Return the values of ``--limit`` by path, or raise InvalidRequest."""
+    from kqueue import upper_limits
+
     pairs = [limit.partition("=") for limit in given or ()]
     try:
         return upper_limits.parse({path: number for path, _, number in pairs})

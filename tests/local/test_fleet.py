@@ -285,7 +285,7 @@ def test_a_late_part_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not slow.came_up()
     alive[0] = False
     slow.look()
-    assert [line.partition(" Its log ends with: ")[2][:16] for line in said] == [r"no \x1b[2Jdisk!!!"] * 2
+    assert [line.partition(" Its log ends with: ")[2][:17] for line in said] == [r"no \x1b[2Jdisk!!!"] * 2
     assert max(map(len, said)) < 400
 
 

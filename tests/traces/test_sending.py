@@ -160,5 +160,5 @@ def test_nobody_else_has_its_lock() -> None:
     """The follower's lock is held while a fleet runs, so each of the fleet's locks in Postgres has a unique number."""
     sources = [path.read_text() for folder in ("kqueue", "workers") for path in (ROOT / folder).rglob("*.py")]
     numbers = [number for source in sources for number in re.findall(r"= (0x6B71_7565_\w+)", source)]
-    assert len(numbers) >= 5
+    assert len(numbers) >= 2
     assert len(set(numbers)) == len(numbers)
