@@ -77,9 +77,9 @@ def measure(mib: int, directory: Path) -> tuple[int, int]:
             idle = totals[-1]
         time.sleep(NAP_S)
     assert judging.stdout is not None
-    category = json.loads(judging.stdout.read())["category"]
-    if category != "passed":
-        sys.exit(f"the clamp ended as {category}")
+    verdict = json.loads(judging.stdout.read())["verdict"]
+    if verdict["category"] != "passed":
+        sys.exit(f"the clamp ended as {verdict['category']} at {max(totals)} bytes: {verdict['message']}")
     return idle, max(totals)
 
 
