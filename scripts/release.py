@@ -2,7 +2,7 @@
 
 It makes the wheel, the sdist, the context of the images, the notes, the bill of materials and the checksums. Then, for
 each Python on this machine, an empty environment gets the wheel with the extra `fleet`, judges a kernel and runs a
-fleet. The first of them also takes over the database of the version before, and must refuse the one of a later version.
+fleet. The first of them also takes over the database of the last release, and must refuse the one of a later version.
 `--draft` permits a version without a date in CHANGELOG.md. The last lines name the skipped checks.
 """
 
@@ -76,13 +76,11 @@ def version_of(folder: Path) -> str:
     return tomllib.loads((folder / "pyproject.toml").read_text())["project"]["version"]
 
 
-def before(version: str) -> str:
-    """Return the last tag, or without tags the commit before the one that set the version."""
-    tag = subprocess.run(["git", "describe", "--tags", "--abbrev=0", "HEAD^"], cwd=ROOT, capture_output=True, text=True)
-    if tag.returncode == 0:
-        return tag.stdout.strip()
-    set_by = run("git", "log", "-1", "--format=%H", f'-Sversion = "{version}"', "--", "pyproject.toml", cwd=ROOT)
-    return f"{set_by.strip()}^"
+def before() -> str | None:
+    """Return the tag of the version before, or None before the first release."""
+    command = ["git", "describe", "--tags", "--match", "v[0-9]*", "--abbrev=0", "HEAD^"]
+    tag = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return tag.stdout.strip() if tag.returncode == 0 else None
 
 
 def build(tree: Path, out: Path, work: Path) -> list[Path]:
@@ -191,7 +189,7 @@ class Environment:
 
 
 def upgrade(one: Environment, old: Path, new: Path, home: Path) -> None:
-    """Judge with the version before, then with this one on the same database. Check that a later one is refused."""
+    """Judge with the version before, then with this one on the same database."""
     one.pip("--no-deps", "--force-reinstall", old)
     with one.up(home):
         earlier = one.submit(home, "before")
@@ -200,8 +198,6 @@ def upgrade(one: Environment, old: Path, new: Path, home: Path) -> None:
         now = one.submit(home, "after")
     if not earlier.items() <= now.items() or len(now) != 2 * len(earlier):
         raise Failure(f"the upgrade lost verdicts: {earlier}, then {now}")
-    run(one.python, "-c", SET_REVISION, home / "postgres", "9999", cwd=home)
-    one.refuses(home)
 
 
 def main() -> int:
@@ -262,10 +258,16 @@ def make(work: Path, *, draft: bool) -> list[str]:
             bill = OUT / f"{name}.cdx.json"
             words = ["environment", "--pyproject", ROOT / "pyproject.toml", "--output-reproducible", "-o", bill]
             run(sys.executable, "-m", "cyclonedx_py", *words, one.python)
-            commit = before(version)
-            tell(f"upgrading from {commit}")
-            run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", work, archive(commit, work / "before"))
-            upgrade(one, next(work.glob("kqueue-*.whl")), wheel, work / "upgraded")
+            home = work / f"home3.{minor}"
+            if tag := before():
+                tell(f"upgrading from {tag}")
+                run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", work, archive(tag, work / "before"))
+                home = work / "upgraded"
+                upgrade(one, next(work.glob("kqueue-*.whl")), wheel, home)
+            else:
+                skipped.append("the upgrade from the version before, because no release has a tag")
+            run(one.python, "-c", SET_REVISION, home / "postgres", "9999", cwd=home)
+            one.refuses(home)
     if first:
         raise Failure("no Python here can judge: install torch's build for the CPU")
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(OUT.iterdir())]

@@ -133,8 +133,8 @@ def _refuse_unknown(revision: str | None) -> None:
     known = {path.name.partition("_")[0] for path in (_migrations() / "versions").glob("[0-9]*_*.py")}
     if revision is not None and revision < min(known):
         raise SchemaMismatch(
-            f"the database's schema is at {revision}, and this kqueue can upgrade from {min(known)}: run"
-            " `kqueue db upgrade` of the version that made the database first, or use another database"
+            f"the database's schema is at {revision}, which a development version made, and cannot be upgraded: use a"
+            " new database (another KQUEUE_HOME). To keep its results, run `kqueue export` of that version first"
         )
     if revision is not None and revision not in known:
         raise SchemaMismatch(

@@ -21,6 +21,7 @@ from kqueue.local import servers as embedded
 from kqueue.local.servers import Postgres, Valkey
 from kqueue.store import evaluations, schema
 from tests.chaos.rig import Halted, Whole
+from tests.chaos.version import know_later
 from tests.fleet.told import Services, fleets
 
 
@@ -123,14 +124,18 @@ def test_a_table_may_be_locked_by_a_migration(services: Any, fleet: Any, whole: 
 
 
 @pytest.mark.nightly
-def test_the_schema_may_go_back_and_forth(services: Any, fleet: Any, whole: Any) -> None:
-    """All queued evaluations are judged although the schema is downgraded and upgraded under running workers."""
+def test_the_schema_may_go_back_and_forth(
+    services: Any, fleet: Any, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All queued evaluations are judged although the schema is upgraded and downgraded under running workers."""
+    know_later(tmp_path, monkeypatch)
     running = services.submit("sleep 1", attempts=3)
     services.started(running)
     waiting = [services.submit("ok", attempts=3) for _ in range(5)]
-    schema.downgrade(services.postgres.url, "-1")
-    time.sleep(2)
     schema.upgrade(services.postgres.url)
+    assert schema.current(services.postgres.url) == schema.head()
+    time.sleep(2)
+    schema.downgrade(services.postgres.url, "-1")
     assert fleet.process.poll() is None
     whole(running, *waiting)
 

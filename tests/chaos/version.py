@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from kqueue.store import schema
 
 _ROOT = Path(__file__).parents[2]
@@ -31,6 +33,19 @@ def downgrade() -> None:
 """
 
 
+def add_later(migrations: Path) -> None:
+    """Add a later version's migration to a copy of the folder of migrations."""
+    file = migrations / "versions" / f"{OtherVersion.REVISION}_later.py"
+    file.write_text(_MIGRATION.format(before=schema.head()))
+
+
+def know_later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this process migrate with a copy of the migrations and a later version's."""
+    copy = shutil.copytree(_ROOT / "migrations", folder / "migrations")
+    add_later(copy)
+    monkeypatch.setattr(schema, "_migrations", lambda: copy)
+
+
 class OtherVersion:
     """A newer kqueue in a separate folder that is world-readable for sealed processes."""
 
@@ -45,8 +60,7 @@ class OtherVersion:
         told = folder / f"kqueue-{self.NAME}.dist-info"
         told.mkdir()
         (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kqueue\nVersion: {self.NAME}\n")
-        migration = folder / "migrations" / "versions" / f"{self.REVISION}_later.py"
-        migration.write_text(_MIGRATION.format(before=schema.head()))
+        add_later(folder / "migrations")
         # Any change of the judge's code makes another judge, which does not reuse the older one's verdicts.
         with (folder / "workers" / "judge" / "api.py").open("a") as code:
             code.write(f"\n#: Of version {self.NAME}.\n")

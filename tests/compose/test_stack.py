@@ -450,7 +450,10 @@ def test_another_host_takes_part(stack: Stack, tmp_path: Path) -> None:
 def before(stack: Stack, tmp_path: Path) -> Iterator[str]:
     """Yield the schema's revision before the newest migration, with a new stack of that code running."""
     versions = "migrations/versions"
-    previous = sorted(path.name for path in (ROOT / versions).glob("[0-9]*.py"))[-2]
+    names = sorted(path.name for path in (ROOT / versions).glob("[0-9]*.py"))
+    if len(names) < 2:
+        pytest.skip("there is one migration, so no version before can be upgraded")
+    previous = names[-2]
     git = ["git", "-C", str(ROOT)]
 
     def printed(*arguments: str) -> list[str]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -19,6 +20,7 @@ from kqueue.states import EvaluationState, Finding, GpuState, ProbeKind
 from kqueue.store import schema
 from kqueue.store.engine import connect
 from kqueue.store.models import Base
+from tests.chaos.version import know_later
 from tests.store.steps import change
 
 VIEWS = {"outcomes", "best_verdicts", "fleet_utilisation", "evaluation_overview"}
@@ -30,6 +32,12 @@ def empty(server) -> Iterator[str]:
     url = server.empty_database(f"empty_{uuid4().hex}")
     yield url
     server.drop(url)
+
+
+@pytest.fixture
+def later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this kqueue one more migration, so that its first one is an older version's."""
+    know_later(tmp_path, monkeypatch)
 
 
 def revisions() -> list[str]:
@@ -47,7 +55,7 @@ def relations(url: str) -> set[str]:
         engine.dispose()
 
 
-def test_every_step_goes_up_down_and_up(empty: str) -> None:
+def test_every_step_goes_up_down_and_up(empty: str, later: None) -> None:
     """Each revision can be applied, reverted and applied again, and a full downgrade leaves no table."""
     before = "base"
     for revision in revisions():
@@ -92,21 +100,25 @@ def test_migrations_started_together_take_turns(empty: str) -> None:
     assert schema.current(empty) == schema.head()
 
 
+def test_an_upgrade_continues_from_an_older_schema(engine: Engine, database_url: str, later: None) -> None:
+    """An older schema is refused with `kqueue db upgrade`, which upgrades it."""
+    with pytest.raises(SchemaMismatch, match=f"at {revisions()[0]}, .* `kqueue db upgrade`"):
+        schema.check(engine)
+    schema.upgrade(database_url)
+    schema.check(engine)
+
+
 def test_check_says_what_to_do_about_another_schema(engine: Engine, database_url: str, empty: str) -> None:
-    """A missing or older schema asks for `kqueue db upgrade`, and a newer one for a newer kqueue."""
+    """A missing schema needs `kqueue db upgrade`, a development version's another database, a newer one its kqueue."""
     schema.check(engine)
     nothing = connect(empty, application="tests")
     with pytest.raises(SchemaMismatch, match="db upgrade"):
         schema.check(nothing)
     nothing.dispose()
-    for revision, advice in (
-        (revisions()[0], "db upgrade"),
-        ("0012", "can upgrade from 0018"),
-        ("9999", "newer version, so upgrade kqueue"),
-    ):
+    for revision, advice in (("0022", "use a new database"), ("9999", "newer version, so upgrade kqueue")):
         change(engine, "UPDATE alembic_version SET version_num = :number", number=revision)
         with pytest.raises(SchemaMismatch, match=advice):
             schema.check(engine)
-    with pytest.raises(SchemaMismatch, match="newer version, so upgrade kqueue"):
-        schema.upgrade(database_url)
-    assert schema.current(database_url) == "9999"
+        with pytest.raises(SchemaMismatch, match=advice):
+            schema.upgrade(database_url)
+        assert schema.current(database_url) == revision
