@@ -77,7 +77,8 @@ CREATE FUNCTION {schema}.kqueue_session() RETURNS text LANGUAGE sql STABLE AS $$
 $$;
 COMMENT ON FUNCTION kqueue_session IS 'The session of an agent to which the transaction is restricted, or null.';
 """
-#: Tables, in the order of their foreign keys. :class:`kqueue.contract.Request` hashes sources in the same way.
+#: Tables, in the order of their foreign keys. :class:`kqueue.contract.Request` hashes sources in the same way. The
+#: checks of the hashes are not valid, as in a development version's database at 0023, whose older rows had no check.
 _TABLES: Final = r"""
 CREATE TABLE environments (
     hash text CONSTRAINT pk_environments PRIMARY KEY,
@@ -98,12 +99,12 @@ CREATE TABLE kernels (
     source text NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
     owner text NOT NULL DEFAULT kqueue_owner(),
-    CONSTRAINT pk_kernels PRIMARY KEY (hash, owner),
-    CONSTRAINT ck_kernels_hash CHECK (
-        hash = encode(sha256(convert_to(backend, 'UTF8') || '\x00'::bytea || convert_to(source, 'UTF8')), 'hex')
-        OR hash = repeat('0', 64) AND source = ''
-    )
+    CONSTRAINT pk_kernels PRIMARY KEY (hash, owner)
 );
+ALTER TABLE kernels ADD CONSTRAINT ck_kernels_hash CHECK (
+    hash = encode(sha256(convert_to(backend, 'UTF8') || '\x00'::bytea || convert_to(source, 'UTF8')), 'hex')
+    OR hash = repeat('0', 64) AND source = ''
+) NOT VALID;
 COMMENT ON TABLE kernels IS 'A candidate''s source and backend, identified by the hash of both within its owner.';
 CREATE TABLE problems (
     hash text NOT NULL,
@@ -112,11 +113,11 @@ CREATE TABLE problems (
     owner text NOT NULL DEFAULT kqueue_owner(),
     session text DEFAULT kqueue_session(),
     shared_from text,
-    CONSTRAINT pk_problems PRIMARY KEY (hash, owner),
-    CONSTRAINT ck_problems_hash CHECK (
-        hash = encode(sha256(convert_to(source, 'UTF8')), 'hex') OR hash = repeat('0', 64) AND source = ''
-    )
+    CONSTRAINT pk_problems PRIMARY KEY (hash, owner)
 );
+ALTER TABLE problems ADD CONSTRAINT ck_problems_hash CHECK (
+    hash = encode(sha256(convert_to(source, 'UTF8')), 'hex') OR hash = repeat('0', 64) AND source = ''
+) NOT VALID;
 COMMENT ON TABLE problems IS 'A reference, identified by the hash of its source within its owner.';
 CREATE TABLE workers (
     id uuid CONSTRAINT pk_workers PRIMARY KEY,
