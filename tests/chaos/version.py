@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,8 @@ class OtherVersion:
         told = folder / f"kqueue-{self.NAME}.dist-info"
         told.mkdir()
         (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kqueue\nVersion: {self.NAME}\n")
+        # The backends, because this folder hides the installed version's.
+        (told / "entry_points.txt").write_text(metadata.distribution("kqueue").read_text("entry_points.txt") or "")
         add_later(folder / "migrations")
         # Any change of the judge's code makes another judge, which does not reuse the older one's verdicts.
         with (folder / "workers" / "judge" / "api.py").open("a") as code:
