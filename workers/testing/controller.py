@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 import pytest
 
 from kqueue.errors import KqueueError
-from kqueue.signals import raise_interrupts
+from kqueue.signals import held_interrupts
 from workers.testing import claims, sanitizer
 from workers.testing.groups import Group, grouped
 
@@ -112,12 +112,12 @@ class Controller:
                 folder = factory.getbasetemp()
             else:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kqueue-")))
+            # A CI job's time limit is a SIGTERM. It cancels tests on a fleet like Ctrl-C.
+            check = stack.enter_context(held_interrupts())
             stack.callback(self._host.close)
             self._host.open(self._order, folder)
-            # A CI job's time limit is a SIGTERM. It cancels tests on a fleet like Ctrl-C.
-            raise_interrupts()
             try:
-                self._run_all()
+                self._run_all(check)
             except KqueueError as error:
                 pytest.exit(f"--kqueue: {error}", _INTERNAL_ERROR)
         if self._unrun:
@@ -126,19 +126,22 @@ class Controller:
 
     # Jobs ------------------------------------------------------------------------------------------------
 
-    def _run_all(self) -> None:
+    def _run_all(self, check: Callable[[], None]) -> None:
+        """Run all groups. ``check`` raises KeyboardInterrupt if a signal has asked this process to end."""
         waiting: deque[tuple[_Run, bool]] = deque((run, False) for run in self._runs)
         running: dict[Running, _Run] = {}
         with selectors.DefaultSelector() as selector:
             try:
                 while waiting or running:
                     while waiting and self._host.has_room():
+                        check()
                         run, sanitized = waiting.popleft()
                         job = self._start(run, sanitized=sanitized)
                         running[job] = run
                         for source in job.sources:
                             selector.register(source, selectors.EVENT_READ)
                     selector.select(_CHECK_S)
+                    check()
                     for job, run in list(running.items()):
                         gone = job.watch()
                         self._show(job)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,8 +85,7 @@ class ForkServer:
             ForkServerError: it exited, took longer than two minutes, cannot give candidates their uid, or this
                 host does not support the isolation level ``minimum``.
         """
-        readable, _, _ = select.select([self._requests], [], [], _START_S)
-        data = self._requests.recv(65536) if readable else b""
+        data = self._requests.recv(65536) if wait([self._requests], _START_S) else b""
         if not data:
             raise ForkServerError("the fork server did not start (the worker's log has its last messages)")
         self.isolation = json.loads(data)
