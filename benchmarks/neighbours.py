@@ -52,7 +52,7 @@ _HANGS: Final = _KERNEL.replace("        return", "        while True: pass\n   
 #: Limits of the hostile owner's requests.
 _LIMITS: Final = {
     "deadlines.check_s": 1, "deadlines.time_s": 2, "deadlines.reference_s": 3, "deadlines.load_s": 5,
-    "deadlines.construct_s": 2, "limits.host_memory_bytes": 1 << 29, "max_attempts": 3,
+    "deadlines.construct_s": 2, "limits.host_memory_bytes": 1 << 29, "max_attempts": 3, "running": 1,
 }  # fmt: skip
 _UNTIMED: Final = {"checks": 2, "timing": {"enabled": False}}
 

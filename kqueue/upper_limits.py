@@ -11,8 +11,10 @@ from kqueue.contract import Request, Settings
 from kqueue.errors import ConfigError, InvalidRequest
 
 _ModelT = TypeVar("_ModelT", bound=BaseModel)
-#: Path of the size of each source, in bytes of UTF-8. All other paths lead to numbers in the settings.
+#: Path of the size of each source, in bytes of UTF-8, and of the number of a token's attempts that run at once. All other
+#: paths lead to numbers in the settings.
 SOURCE: Final = "source_bytes"
+RUNNING: Final = "running"
 _GIVEN: Final[TypeAdapter[float]] = TypeAdapter(Annotated[float | ByteSize, Field(union_mode="left_to_right")])
 _SCOPES: Final = TypeAdapter(
     dict[Literal["*", "submit", "problems", "admin"], dict[str, float | str]], config=ConfigDict(strict=True)
@@ -30,7 +32,10 @@ def _numbers(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, An
                 yield from _numbers(base, f"{prefix}{name}.")
 
 
-_KINDS: Final[Mapping[str, Any]] = {**dict(_numbers(Settings)), SOURCE: Annotated[int, Field(ge=1)]}
+_KINDS: Final[Mapping[str, Any]] = {
+    **dict(_numbers(Settings)),
+    **dict.fromkeys((SOURCE, RUNNING), Annotated[int, Field(ge=1)]),
+}
 
 
 def parse(limits: Mapping[str, object]) -> dict[str, float]:
@@ -54,7 +59,10 @@ def parse(limits: Mapping[str, object]) -> dict[str, float]:
 def of_scopes(table: str) -> dict[str, dict[str, float]]:
     """Return the upper limits of each scope in the setting ``http_limits``, or raise ConfigError."""
     try:
-        return {scope: parse(limits) for scope, limits in _SCOPES.validate_json(table).items()}
+        scopes = {scope: parse(limits) for scope, limits in _SCOPES.validate_json(table).items()}
+        if any(RUNNING in limits for limits in scopes.values()):
+            raise InvalidRequest(f"{RUNNING} is only for tokens (`kqueue token create --limit`)")
+        return scopes
     except ValidationError:
         example = 'give limits by scope (*, submit, problems, admin) as JSON: {"submit": {"deadlines.check_s": 60}}'
         raise ConfigError(f"KQUEUE_HTTP_LIMITS: {example}") from None
@@ -69,6 +77,8 @@ def apply(request: Request, limits: Mapping[str, float]) -> Request:
         InvalidRequest: the request sets a number above its limit.
     """
     for path, most in limits.items():
+        if path == RUNNING:  # the claims check it
+            continue
         if path != SOURCE:
             request = _lowered(request, ["settings", *path.split(".")], path, most, is_set=True)
             continue

@@ -309,12 +309,12 @@ def login(
     """
     from kqueue.store import roles
     from kqueue.store.models import LOCAL
-    from kqueue.upper_limits import SOURCE
+    from kqueue.upper_limits import RUNNING, SOURCE
 
     options.check_owner(owner)
     limits = options.limits_of(limit)
-    if SOURCE in limits:
-        raise InvalidRequest(f"--limit: {SOURCE} is only for tokens")
+    if of_tokens := {SOURCE, RUNNING} & limits.keys():
+        raise InvalidRequest(f"--limit: {min(of_tokens)} is only for tokens")
     if (owner != LOCAL or limits) and role is not Role.PRODUCER:
         option = "--limit" if limits else "--owner"
         raise InvalidRequest(f"{option}: only for producers, because a {role} serves all owners")

@@ -49,7 +49,7 @@ Limits = Annotated[
         "--limit",
         metavar="PATH=NUMBER",
         help="Upper limit of a number in its requests, such as deadlines.check_s=30, limits.host_memory_bytes=4GiB or, "
-        "for tokens, source_bytes=100000. Repeatable.",
+        "for tokens, source_bytes=100000 and running=2 (attempts at once). Repeatable.",
     ),
 ]
 

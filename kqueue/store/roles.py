@@ -75,7 +75,7 @@ _CALLABLE: Final = (
 _Rights = Mapping[str, Mapping[str, tuple[str, ...]]]
 
 #: Privileges on the columns that decide the order of evaluations, why one waits, and whether it is accepted.
-_WEIGHTS: Final = {"SELECT": ("id", "weight", "budget_s", "budget_window_s", "budget_then")}
+_WEIGHTS: Final = {"SELECT": ("id", "weight", "budget_s", "budget_window_s", "budget_then", "limits")}
 
 #: Privileges on the state of callbacks. A URL can contain secrets, so only servers can read it.
 _CALLED: Final = {"SELECT": tuple(sorted(set(Callback.__table__.columns.keys()) - {"url"}))}

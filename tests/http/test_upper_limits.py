@@ -132,7 +132,7 @@ def test_limits_by_scope(
             made = client.post("/v1/evaluations", json=request_fields(reuse=False)).raise_for_status().json()
             kept = settings_of(client, made["evaluation_id"])
             assert (kept["checks"], kept["max_attempts"]) == (checks, 2)
-    for wrong in ("{", '{"reader": {}}', '{"*": {"deadline": 3}}', '{"*": {"checks": 0}}', '{"*": {"checks": true}}'):
+    for wrong in ("{", '{"reader": {}}', '{"*": {"deadline": 3}}', '{"*": {"checks": 0}}', '{"*": {"running": 2}}'):
         with pytest.raises(ConfigError, match="KQUEUE_HTTP_LIMITS"):
             create_app(config.model_copy(update={"http_limits": wrong}))
 
@@ -147,9 +147,9 @@ def _numbers(schema: Mapping[str, Any], node: Mapping[str, Any], path: str = "")
 
 
 def test_every_number_can_have_a_limit(config: Config, engine: Engine) -> None:
-    """The command takes each number of the settings and the size of sources, and names all for an unknown one."""
+    """The command takes each number of a request and of running attempts, and names all for an unknown one."""
     schema = Settings.model_json_schema()
-    paths = {*_numbers(schema, schema), "source_bytes"}
+    paths = {*_numbers(schema, schema), "source_bytes", "running"}
     assert {"deadlines.check_s", "tolerance.atol", "seed", "limits.host_memory_bytes", "max_attempts"} < paths
     create = ("token", "create", "--name", "guest", "--scope", "read")
     status, _, error = command(config, *create, "--limit", "deadlines.chek_s=3")

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, event, text
 
 from kqueue.contract import Request
 from kqueue.states import Priority
-from kqueue.store import evaluations
+from kqueue.store import evaluations, reports, tokens
 from kqueue.store.evaluations import order
 from tests.store.steps import LOST, PASSED, change, count, finish, used
 
@@ -122,6 +122,22 @@ def test_interactive_comes_first_and_batch_moves(engine: Engine, enqueue) -> Non
     window = nexts(engine, 20)
     assert set(window[:6]) == set(batch[:6])
     assert len(set(window) & set(batch)) < len(set(window) & set(interactive))
+
+
+def test_a_token_runs_no_more_than_its_upper_limit(engine: Engine, enqueue, claim, worker_id: UUID) -> None:
+    """Its further evaluations are no next ones, are not claimed, and say why they wait, until one of its attempts ends."""
+    token = tokens.create(engine, "t", [tokens.Scope.SUBMIT], limits={"running": 2})[0].id
+    high, *low = enqueue(1, f"token:{token}", "interactive") + enqueue(3, f"token:{token}")
+    other = enqueue(2, "b")
+    assert set(nexts(engine)) == {high, low[0], *other}
+    first = claim(high)
+    claim(low[0])
+    assert nexts(engine) == other
+    assert evaluations.claim(engine, low[1], worker_id=worker_id, lease_s=30) is None
+    assert reports.waiting(engine, low[1], within_s=90).why is reports.Why.LIMIT
+    finish(engine, first, PASSED)
+    assert set(nexts(engine)) == {low[1], *other}
+    assert claim(low[1]) is not None
 
 
 def test_many_producers_share_a_window(engine: Engine, enqueue) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy import Engine, text
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Request
 from kqueue.message import Message
-from kqueue.store import evaluations, retention, workers
+from kqueue.store import evaluations, retention, tokens, workers
 from kqueue.store.evaluations import Claim, Recorded
 from tests.store.steps import change
 
@@ -228,3 +228,16 @@ def test_removing_and_submitting_again(engine: Engine, fields, worker_id: UUID) 
     for table in ("kernels", "problems", "attempts"):
         with engine.connect() as connection:
             assert connection.scalars(text(f"SELECT count(*) FROM {table}")).one() == 0
+
+
+def test_claims_of_one_token(engine: Engine, fields: Callable[..., Any], worker_id: UUID) -> None:
+    """Of simultaneous claims, a token with an upper limit of one running attempt gets one."""
+    token = tokens.create(engine, "t", [tokens.Scope.SUBMIT], limits={"running": 1})[0].id
+    for _ in range(ROUNDS):
+        submitted = evaluations.submit(engine, [Request(**fields(n, reuse=False)) for n in range(3)])
+        change(engine, "UPDATE evaluations SET producer = :it WHERE state = 'queued'", it=f"token:{token}")
+        claims = race(*(Racers(engine, one.evaluation_id, worker_id).claim for one in submitted))
+        [begun] = filter(None, claims)
+        Racers(engine, begun.evaluation_id, worker_id).finish()
+        for one in submitted:
+            evaluations.cancel(engine, one.evaluation_id)

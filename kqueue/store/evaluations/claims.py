@@ -27,6 +27,7 @@ from sqlalchemy import (
     not_,
     or_,
     select,
+    text,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert
@@ -49,6 +50,15 @@ from kqueue.store.models import Attempt, Environment, Evaluation, Gpu, Kernel, P
 _ELSEWHERE_S: Final = 10.0
 #: pydantic's types of the faults of a request that a newer producer wrote: an unknown field, an unknown word.
 _OF_ANOTHER_VERSION: Final = frozenset({"extra_forbidden", "enum"})
+
+#: Query for the upper limit of running attempts of an evaluation's token. It waits for other claims of that token, so
+#: that :data:`_RUNNING` counts what they began.
+_LIMIT: Final = text("""
+    SELECT e.producer, (t.limits ->> 'running')::int AS most, pg_advisory_xact_lock(hashtextextended(e.producer, 0))
+    FROM evaluations AS e JOIN tokens AS t ON e.producer = 'token:' || t.id
+    WHERE e.id = :id AND t.limits ? 'running'
+""")
+_RUNNING: Final = text("SELECT count(*) FROM attempts WHERE payer = :payer AND ended_at IS NULL")
 
 
 @dataclass(frozen=True)
@@ -108,6 +118,7 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
     - An equal evaluation was judged while it waited. It then ends with that verdict
       (:mod:`kqueue.store.evaluations.reuse`).
     - The worker is paused, or its GPU is out of service.
+    - Its token already runs as many attempts as its upper limit allows.
     - The last attempt failed near this worker. The next attempt is then reserved for some seconds for a worker on
       another slot, preferably on another device.
 
@@ -119,7 +130,7 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
     """
     with transaction(engine) as connection:
         ended: Collection[UUID] = answer(connection, [evaluation_id], live_s=lease_s)
-        row = None if ended else _begin(connection, evaluation_id, worker_id, lease_s)
+        row = None if ended or not _has_room(connection, evaluation_id) else _begin(connection, evaluation_id, worker_id, lease_s)
         if row is None and not ended:
             ended = expire(connection, Evaluation.id == evaluation_id)
             # The message that triggered this claim is consumed.
@@ -170,6 +181,12 @@ def set_environment(engine: Engine, attempt_id: int, facts: dict[str, Any], *, c
             changed = update(Worker).where(Worker.id == whose, Worker.fingerprint.is_distinct_from(mark))
             connection.execute(changed.values(fingerprint=mark))
     return digest
+
+
+def _has_room(connection: Connection, evaluation_id: UUID) -> bool:
+    """Return whether the upper limit of running attempts allows one more. Lock the token if it has such a limit."""
+    limit = connection.execute(_LIMIT, {"id": evaluation_id}).one_or_none()
+    return limit is None or connection.scalar(_RUNNING, {"payer": limit.producer}) < limit.most
 
 
 def _begin(connection: Connection, evaluation_id: UUID, worker_id: UUID, lease_s: float) -> dict[str, Any] | None:

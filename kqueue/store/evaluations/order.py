@@ -125,6 +125,12 @@ _TALLY: Final = text("""
     HAVING max(at) > now() - make_interval(secs => :forgotten)
 """)
 _WEIGHTS: Final = text("SELECT 'token:' || id AS producer, weight FROM tokens WHERE weight <> 1")
+#: Query for the number of attempts that tokens with an upper limit of running attempts can begin now.
+_ROOM: Final = text("""
+    SELECT 'token:' || t.id AS producer, greatest(0, (t.limits ->> 'running')::int - count(a.id)) AS room
+    FROM tokens AS t LEFT JOIN attempts AS a ON a.payer = 'token:' || t.id AND a.ended_at IS NULL
+    WHERE t.limits ? 'running' GROUP BY t.id
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +214,18 @@ def upcoming(engine: Engine, slots: Mapping[str, int]) -> dict[str, list[Next]]:
             priority = Priority(row.priority)
             head = Next(row.id, priority, row.producer, row.submitted_at, row.attempts, row.published)
             heads[row.lane].append(head)
+        _leave_out(heads, room(connection))
         contested = any(_contested(waiting) for waiting in heads.values())
         shares = read_shares(connection) if contested else defaultdict(Shares)
     return {
         lane: list(_merged(waiting, deepcopy(shares[_resource(lane)]), window(slots.get(lane, 0))))
         for lane, waiting in heads.items()
     }
+
+
+def room(connection: Connection) -> dict[str, int]:
+    """Within the caller's transaction, return how many attempts the producers with an upper limit can begin now."""
+    return {row.producer: row.room for row in connection.execute(_ROOM)}
 
 
 def read_shares(connection: Connection) -> defaultdict[str, Shares]:
@@ -261,6 +273,17 @@ def charge(closed: CTE) -> CTE:
         .where(REAL)
     )
     return insert(Share).from_select(["producer", "resource", "priority", *_NUMBERS, "at"], used).cte("charged")
+
+
+def _leave_out(heads: Mapping[str, list[Next]], left: dict[str, int]) -> None:
+    """Remove the evaluations for whose attempts their producers have no room. The numbers in ``left`` decrease."""
+    for waiting in heads.values():
+        waiting.sort(key=lambda one: list(Priority).index(one.priority))
+        for one in waiting.copy():
+            if left.get(one.producer) == 0:
+                waiting.remove(one)
+            elif one.producer in left:
+                left[one.producer] -= 1
 
 
 def _resource(lane: str) -> str:

@@ -147,7 +147,9 @@ def _submit(
                 else request
                 for request, payer in zip(requests, payers, strict=True)
             ]
-        crowd, nexts = _places(connection, {i: requests[i].lane for i in new}, slots)
+        # Which evaluations of a token with an upper limit of running attempts are next changes with its attempts.
+        limited = order.room(connection).keys() & {request.producer for request in requests}
+        crowd, nexts = _places(connection, {i: requests[i].lane for i in new}, None if limited else slots)
         connection.execute(
             insert(Evaluation).on_conflict_do_nothing(index_elements=["owner", "idempotency_key"]),
             [_row(ids[i], requests[i], now, traceparent, published=i in nexts) for i in ordered],

@@ -18,7 +18,7 @@ from kqueue.limits import hard_limit_s
 from kqueue.states import EvaluationState, Priority
 from kqueue.store.engine import FLEET, acting, transaction
 from kqueue.store.evaluations.conditions import QUEUED
-from kqueue.store.evaluations.order import BATCH_SHARE, Shares, Used, read_shares
+from kqueue.store.evaluations.order import BATCH_SHARE, Shares, Used, read_shares, room
 from kqueue.store.evaluations.publishing import MESSAGES, to_message
 from kqueue.store.models import Attempt, Evaluation, Worker
 from kqueue.store.sql import any_uuid
@@ -42,6 +42,8 @@ class Why(StrEnum):
     """All workers of its lane are paused."""
     RETRY = "retry"
     """The fleet failed, and the next try is not due yet."""
+    LIMIT = "limit"
+    """Its token runs as many attempts at once as its upper limit allows."""
     TURN = "turn"
     """Other evaluations come first."""
     NEXT = "next"
@@ -136,6 +138,8 @@ def waiting(engine: Engine, evaluation_id: UUID, *, within_s: float, counted: in
             return Waiting(Why.PAUSED, f"all {len(pauses)} workers of the lane {mine.lane} pause: {pauses[0]}")
         if mine.due_in_s > 0:
             return Waiting(Why.RETRY, f"the fleet failed, and the next try is due in {mine.due_in_s:.1f} s")
+        if room(connection).get(mine.producer) == 0:
+            return Waiting(Why.LIMIT, "its token runs as many evaluations at once as its upper limit `running` allows")
         own, waiting, most = _crowd(connection, mine, counted)
         shares = read_shares(connection)[mine.lane.partition(".")[0]]
         running = connection.execute(
