@@ -38,10 +38,11 @@ adapters: venv ## download the adapters' packages, and test the adapters with th
 	@$(PY) scripts/bootstrap.py adapters
 	KQUEUE_REQUIRE_ADAPTERS=1 $(PY) -m pytest -k 'openenv or verifiers or gymnasium or traces or litellm or wandb or verl or openevolve or nemo' tests/integrations tests/search $(ARGS)
 
-check: venv ## check formatting, lint, types and imports between modules
+check: venv ## check formatting, lint, types, imports between modules, and the lines of each room
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	$(PY) scripts/prose.py
+	$(PY) scripts/lines.py
 	.venv/bin/pyright --pythonpath $(PY)
 	.venv/bin/lint-imports --no-logo --no-cache
 

@@ -11,8 +11,8 @@ from kqueue.contract import Request, Settings
 from kqueue.errors import ConfigError, InvalidRequest
 
 _ModelT = TypeVar("_ModelT", bound=BaseModel)
-#: Path of the size of each source, in bytes of UTF-8, and of the number of a token's attempts that run at once. All other
-#: paths lead to numbers in the settings.
+#: Paths of the size of each source, in bytes of UTF-8, and of the number of a token's attempts that run at once. All
+#: other paths lead to numbers in the settings.
 SOURCE: Final = "source_bytes"
 RUNNING: Final = "running"
 _GIVEN: Final[TypeAdapter[float]] = TypeAdapter(Annotated[float | ByteSize, Field(union_mode="left_to_right")])

@@ -125,7 +125,7 @@ def test_interactive_comes_first_and_batch_moves(engine: Engine, enqueue) -> Non
 
 
 def test_a_token_runs_no_more_than_its_upper_limit(engine: Engine, enqueue, claim, worker_id: UUID) -> None:
-    """Its further evaluations are no next ones, are not claimed, and say why they wait, until one of its attempts ends."""
+    """Its further evaluations are neither next nor claimed, and say why they wait, until an attempt ends."""
     token = tokens.create(engine, "t", [tokens.Scope.SUBMIT], limits={"running": 2})[0].id
     high, *low = enqueue(1, f"token:{token}", "interactive") + enqueue(3, f"token:{token}")
     other = enqueue(2, "b")

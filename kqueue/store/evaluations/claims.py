@@ -52,7 +52,7 @@ _ELSEWHERE_S: Final = 10.0
 _OF_ANOTHER_VERSION: Final = frozenset({"extra_forbidden", "enum"})
 
 #: Query for the upper limit of running attempts of an evaluation's token. It waits for other claims of that token, so
-#: that :data:`_RUNNING` counts what they began.
+#: that :data:`_RUNNING` counts their attempts.
 _LIMIT: Final = text("""
     SELECT e.producer, (t.limits ->> 'running')::int AS most, pg_advisory_xact_lock(hashtextextended(e.producer, 0))
     FROM evaluations AS e JOIN tokens AS t ON e.producer = 'token:' || t.id
@@ -130,7 +130,8 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
     """
     with transaction(engine) as connection:
         ended: Collection[UUID] = answer(connection, [evaluation_id], live_s=lease_s)
-        row = None if ended or not _has_room(connection, evaluation_id) else _begin(connection, evaluation_id, worker_id, lease_s)
+        may_begin = not ended and _has_room(connection, evaluation_id)
+        row = _begin(connection, evaluation_id, worker_id, lease_s) if may_begin else None
         if row is None and not ended:
             ended = expire(connection, Evaluation.id == evaluation_id)
             # The message that triggered this claim is consumed.
