@@ -165,7 +165,7 @@ LARGE = problem("x: (x.repeat(17 << 8), x + 1)", "return [torch.randn(64)]")
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Divide the bounds of the kept bytes of a call by 64."""
-    for name in ("_KEPT_BYTES", "_PIECE_BYTES"):
+    for name in ("_WHOLE_BYTES", "_KEPT_BYTES", "_PIECE_BYTES"):
         monkeypatch.setattr(kept, name, getattr(kept, name) // 64)
 
 
@@ -197,9 +197,9 @@ def kernel_of(problem: str, body: str) -> str:
 
 @pytest.mark.usefixtures("small_pieces")
 def test_of_large_outputs_pieces_are_kept() -> None:
-    """At most 64 MiB of a call's outputs are kept, and small outputs are kept whole. Inputs are not kept."""
+    """At most 16 MiB of a call's large outputs are kept, and small outputs are kept whole. Inputs are not kept."""
     nbytes = verified(reference(LARGE, checks=1), kernel_of(LARGE, "return x.repeat(17 << 8), x + 1"))
-    assert 3 * ((62 << 14) + 64 * 4) <= nbytes <= 3 * ((64 << 14) + 64 * 4)
+    assert 3 * ((15 << 14) + 64 * 4) <= nbytes <= 3 * ((16 << 14) + 64 * 4)
 
 
 @pytest.mark.usefixtures("small_pieces")
