@@ -336,7 +336,7 @@ def test_groups_of_any_form(serve, config: Config, provider: Provider, worker_id
     [[], 7, None, "ann", {}, {"sub": None}, {"sub": 7}, {"sub": "eve", "roles": ["kernels"]}],
 )
 def test_a_person_of_any_form(serve, config: Config, provider: Provider, worker_id: UUID, person: Any) -> None:
-    """An answer about nobody or somebody else admits nobody, and is no error of the server."""
+    """An answer without the person who logged in is refused, and is no error of the server."""
     served = serve(with_provider(config, provider, oidc_groups_claim="roles"))
     provider.person = lambda _: person
     with stranger(served) as client:

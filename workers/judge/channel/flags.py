@@ -34,8 +34,6 @@ ON_GPU: Final = 128
 #: Word that is 1 once Triton's interpreter has rounded a result to bfloat16 or float8, by the candidate's claim.
 NARROW: Final = 112
 
-#: Maximum number of calls that one order times.
-MOST_CALLS: Final = 64
 _SIZE: Final = mmap.PAGESIZE
 #: Iterations of the wait loop between two calls of ``gone`` (about 1 ms).
 _LOOK: Final = 1 << 14

@@ -202,7 +202,7 @@ class GpuClock:
         do not exist before the call before it has ended.
 
         Args:
-            calls: at most :data:`~.flags.MOST_CALLS` calls of each process.
+            calls: the calls of all processes.
             seconds: time for a process to enqueue a call. It then runs its remaining calls untimed.
 
         Raises:
