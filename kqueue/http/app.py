@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from typing import Final
@@ -20,7 +20,7 @@ from kqueue.http.access import AccessLog
 from kqueue.http.callbacks import send_callbacks
 from kqueue.http.devices import Fleet
 from kqueue.http.failures import HttpError
-from kqueue.http.gateway import Gateway
+from kqueue.http.gateway import Caller, Gateway
 from kqueue.store.engine import FLEET, acting
 
 _ROUTERS: Final = (v1.router, eval_server.router, jobs.router, tasks.router, maintenance.router, metrics.router)
@@ -28,6 +28,8 @@ _TWO_LENGTHS: Final = "the body's length is given in two ways: send either Conte
 _CLOSE: Final = {"Connection": "close"}
 #: Maximum bytes of a form that a client without a credential can send.
 _FORM_BYTES: Final = 8192
+#: Type of a function that returns the caller of a request with a browser's session, or None.
+OfSession = Callable[[Request], Awaitable[Caller | None]]
 
 
 def create_app(
@@ -37,6 +39,7 @@ def create_app(
     stream_s: float = 3600.0,
     routers: Iterable[APIRouter] = (),
     open_forms: Collection[str] = (),
+    of_session: OfSession | None = None,
 ) -> FastAPI:
     """Return the application for a fleet. It connects to the services when it starts.
 
@@ -46,6 +49,7 @@ def create_app(
         stream_s: maximum seconds of a stream. Its client must then reconnect with a token that is still valid.
         routers: additional routers, which precede the API's.
         open_forms: paths to which clients without a credential can send a small body.
+        of_session: function that returns the caller of a request with a browser's session, or None.
 
     Raises:
         ConfigError: no database is set, other machines could send requests without a token, or the key is invalid.
@@ -92,7 +96,7 @@ def create_app(
         app.include_router(router)
     failures.install(app)
     openapi.install(app)
-    app.add_middleware(_Guard, max_body_bytes=config.http_max_body_bytes, open_forms=open_forms)
+    app.add_middleware(_Guard, max_body_bytes=config.http_max_body_bytes, open_forms=open_forms, of_session=of_session)
     # The middleware added last is the outermost, so that the guard's refusals are logged too.
     app.add_middleware(AccessLog, tells=config.http_access_log)
     return app
@@ -105,10 +109,13 @@ class _Guard:
     browsers to guess media types, and records the trace that the caller names.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, open_forms: Collection[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, max_body_bytes: int, open_forms: Collection[str], of_session: OfSession | None
+    ) -> None:
         self._app = app
         self._most = max_body_bytes
         self._open_forms = open_forms
+        self._of_session = of_session
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -144,7 +151,9 @@ class _Guard:
         if not is_open and (announced != b"0" or b"transfer-encoding" in headers):
             # FastAPI would read and parse the body before it checks the credential.
             try:
-                await auth.identify(Request(scope))
+                by_browser = self._of_session if b"cookie" in headers and b"authorization" not in headers else None
+                if by_browser is None or await by_browser(Request(scope)) is None:
+                    await auth.identify(Request(scope))
             except (HttpError, KqueueError) as error:
                 await failures.refusal(error, scope["path"])(scope, receive, plain)
                 return

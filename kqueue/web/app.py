@@ -20,6 +20,7 @@ from kqueue.web import (
     evaluations,
     now,
     problems,
+    route,
     runs,
     search,
     session,
@@ -54,7 +55,7 @@ def create_app(config: Config, **limits: Any) -> FastAPI:
         except ImportError as missing:
             raise ConfigError("login by OpenID Connect needs Authlib: `pip install 'kqueue[oidc]'`") from missing
         openid, routers = oidc.Provider(config), (oidc.router, *_ROUTERS)
-    made = app.create_app(config, routers=routers, open_forms={session.LOGIN}, **limits)
+    made = app.create_app(config, routers=routers, open_forms={session.LOGIN}, of_session=route.who, **limits)
     made.state.openid = openid
     made.state.glances = now.Glances()
     made.state.autopsies = autopsy.Autopsies()

@@ -27,7 +27,7 @@ from kqueue.store.tokens import Scope
 from kqueue.web import autopsy, present
 from kqueue.web.live import live
 from kqueue.web.pictures import can_draw, picture
-from kqueue.web.route import Actor, Viewer, page, pages
+from kqueue.web.route import Actor, Viewer, page, pages, submitted
 
 router: Final = pages()
 
@@ -189,9 +189,7 @@ async def _judge_again(
     gateway: Gateway = request.app.state.gateway
     detail = await gateway.read(reports.show, evaluation_id)
     again = detail.request(problem=f"sha256:{detail.problem_hash}", priority=actor.priority, reuse=False)
-    [ticket] = await gateway.submit(actor, [changed(again)])
-    await gateway.note(actor, "submit", ticket.evaluation_id)
-    return RedirectResponse(f"/evaluations/{ticket.evaluation_id}", 303)
+    return await submitted(gateway, actor, changed(again))
 
 
 def _read(engine: Engine, evaluation_id: UUID, against: str | None, *, within_s: float) -> dict[str, Any]:

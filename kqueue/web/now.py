@@ -34,6 +34,8 @@ _FRESH_S: Final = 2.0
 _MINUTES: Final = 60
 #: Maximum number of producers and of lanes on the page.
 _MOST: Final = 50
+#: Number of verdicts on the page.
+_LATEST: Final = 10
 
 
 class _ForPeople(PageRoute):
@@ -62,6 +64,7 @@ class Glance:
     minutes: Sequence[int]
     categories: dict[Category, int]
     running: dict[Any, Listed]
+    latest: Sequence[Listed]
     tokens: dict[str, str]
     """Names of tokens by the producer of their evaluations."""
 
@@ -164,6 +167,7 @@ def _read(engine: Engine, *, within_s: float) -> Glance:
         minutes=reports.ended_by_minute(engine, minutes=_MINUTES),
         categories=reports.outcomes(engine, since=datetime.now(UTC) - timedelta(hours=1)),
         running={listed.evaluation_id: listed for listed in running},
+        latest=reports.results(engine, limit=_LATEST),
         tokens={f"token:{token.id}": token.name for token in tokens.listing(engine)},
     )
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, Final
+from urllib.parse import parse_qsl
 
 from fastapi import Path, Query, Request, Response
 from sqlalchemy import Engine
 
 from kqueue import backends, charts, examinations, statement
 from kqueue.charts import Theme
-from kqueue.contract import HASH, Precision
+from kqueue.contract import HASH, Precision, parse_request
 from kqueue.errors import UnknownProblem
 from kqueue.http import cursors
 from kqueue.http.failures import HttpError
@@ -23,7 +24,7 @@ from kqueue.web import present
 from kqueue.web.export import Format, as_file, one_page
 from kqueue.web.parameters import BackendFilter, CurrentGateway, PrecisionFilter, TextFilter, given_filters
 from kqueue.web.pictures import can_draw, picture
-from kqueue.web.route import Viewer, page, pages
+from kqueue.web.route import Actor, Viewer, page, pages, submitted
 
 router: Final = pages()
 
@@ -119,6 +120,15 @@ async def problem(
         can_draw=can_draw(),
         **fields,
     )
+
+
+@router.post("/problems/{problem_hash}/kernels")
+async def judge(request: Request, actor: Actor, gateway: CurrentGateway, problem_hash: _Hash) -> Response:
+    """Judge a kernel that was entered, and show its evaluation."""
+    entered = parse_qsl((await request.body()).decode("utf-8", "replace"), max_num_fields=10)
+    fields = {name: value for name, value in entered if name in ("kernel", "backend", "lane", "kernel_label")}
+    wanted = parse_request(fields | {"problem": f"sha256:{problem_hash}", "priority": actor.priority})
+    return await submitted(gateway, actor, wanted)
 
 
 def _stored(engine: Engine, problem_hash: str) -> reports.ProblemDetail:

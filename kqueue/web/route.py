@@ -15,6 +15,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from kqueue import contract
 from kqueue.errors import KqueueError
 from kqueue.http import auth, failures
 from kqueue.http.failures import HttpError
@@ -135,6 +136,13 @@ async def actor(request: Request) -> Caller:
 #: Callers of pages, and of forms that change something.
 Viewer = Annotated[Caller, Depends(viewer)]
 Actor = Annotated[Caller, Depends(actor)]
+
+
+async def submitted(gateway: Gateway, actor: Caller, wanted: contract.Request) -> Response:
+    """Submit a request, and show the new evaluation."""
+    [ticket] = await gateway.submit(actor, [wanted])
+    await gateway.note(actor, "submit", ticket.evaluation_id)
+    return RedirectResponse(f"/evaluations/{ticket.evaluation_id}", 303)
 
 
 def refuse_foreign_forms(request: Request) -> None:

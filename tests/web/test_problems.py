@@ -23,6 +23,7 @@ from kqueue.web import export, pictures, problems
 from tests.http.standin import Served, end
 from tests.samples import ended, examined, passed, request_fields
 from tests.web.reading import HOSTILE, Elements, drawn, found_wrong, judged, shown, took
+from tests.web.visiting import OWN_FORM
 
 Judge = Callable[..., None]
 
@@ -46,6 +47,20 @@ def test_a_problem_with_its_leaderboard(served: Served, browser: httpx.Client, j
     assert "No matching kernel" in shown(browser, f"/problems/{problem_hash}?precision=bf16")
     assert "No matching kernel" not in shown(browser, f"/problems/{problem_hash}?precision=&device=&backend=torch")
     assert "No matching kernel" in shown(browser, f"/problems/{problem_hash}?device=another")
+
+
+def test_a_kernel_is_entered_on_its_problem_page(served: Served, browser: httpx.Client, judge: Judge) -> None:
+    """The form submits it with backend, lane and name. A form of another site and a wrong field are refused."""
+    judged(served, judge, took(0.5))
+    address = f"/problems/{Request.model_validate(request_fields()).problem_hash}"
+    assert f"{address}/kernels" in Elements(shown(browser, address)).all("form", "action")
+    entered = {"kernel": "class ModelNew:\r\n    é = 1 + 1", "backend": "torch", "lane": "", "kernel_label": "pasted"}
+    made = browser.post(f"{address}/kernels", data=entered, headers=OWN_FORM)
+    assert made.status_code == 303, made.text
+    assert all(told in shown(browser, made.headers["location"]) for told in ("pasted", "queued", "é"))
+    assert browser.post(f"{address}/kernels", data=entered, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    wrong = browser.post(f"{address}/kernels", data=entered | {"backend": "fortran"}, headers=OWN_FORM)
+    assert (wrong.status_code, "fortran" in wrong.text) == (422, True)
 
 
 def test_a_problem_in_words(served: Served, browser: httpx.Client, judge: Judge) -> None:
