@@ -12,14 +12,14 @@ from kqueue.contract import Result, Verdict
 from kqueue.evidence import Evidence, PassResult, ShapeResult, json_number
 from kqueue.figures import milliseconds, ratio, span
 from kqueue.shapes import public
-from kqueue.text import DIAGNOSTIC
 
 #: A traceback's frame in the kernel's own file.
 _FRAME: Final = re.compile(r'File "[^"\n]*/kernel\.py", line (\d+)(?:, in (\S+))?')
+#: Categories whose messages begin with the kernel's line where it is known.
+_LOCATED: Final = frozenset({Category.SYNTAX_ERROR, Category.COMPILE_ERROR})
+_LINE: Final = re.compile(r"line (\d{1,9}): ")
 _FOLDER: Final = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 _CONTEXT_LINES: Final = 2
-_COMPILER_LINES: Final = 24
-_AFTER_COMPLAINT: Final = 4
 #: Relative errors of products whose factors were rounded to 11 or 8 bits.
 _PRECISIONS: Final = ((1e-4, 1e-3, "TF32 or fp16"), (1e-3, 1e-2, "bf16"))
 _LOWER: Final = "a lower precision than the reference's"
@@ -108,29 +108,16 @@ def last_frame(log: str) -> tuple[int, str | None] | None:
 def _failure(verdict: Result) -> Iterator[str]:
     phase = f" in the phase {verdict.phase}" if verdict.phase else ""
     headline, _, rest = verdict.message.partition("\n")
-    errors = _complaints(verdict.message) if verdict.category is Category.COMPILE_ERROR else []
-    # The first line of a failed build's message is its command, which does not help.
-    yield f"FAILED: {verdict.category}{phase}" + ("" if errors else f": {_short(headline)}")
+    yield f"FAILED: {verdict.category}{phase}: {_short(headline)}"
     yield verdict.category.info.meaning
-    if errors:
-        yield "The compiler reported:"
-        yield from (f"  {_short(line)}" for line in errors)
-    elif rest.strip():
-        yield _short(rest.strip())
-
-
-def _complaints(message: str) -> list[str]:
-    """Return the lines with a compiler's errors, each with the lines below it."""
-    lines = message.splitlines()
-    numbers = [i for i, line in enumerate(lines) if DIAGNOSTIC.search(line)]
-    wanted = sorted({number for i in numbers for number in range(i, min(i + 1 + _AFTER_COMPLAINT, len(lines)))})
-    return [lines[number] for number in wanted[:_COMPILER_LINES]]
+    if rest.strip():
+        yield _short(rest.rstrip())
 
 
 def _where(verdict: Result, kernel: str) -> Iterator[str]:
     """Yield the source lines round the last frame of the last traceback in the log."""
-    if verdict.category is Category.SYNTAX_ERROR and verdict.facts.line is not None:
-        number, function = verdict.facts.line, None
+    if verdict.category in _LOCATED and (at := _LINE.match(verdict.message)):
+        number, function = int(at[1]), None
     elif frame := last_frame(verdict.log):
         number, function = frame
     else:

@@ -16,7 +16,6 @@ from kqueue.evidence import Environment, ErrorFigures, Evidence, SpeedOfLightBou
 from kqueue.feedback import causes, describe
 from kqueue.integrations.common import lane_of, scorer
 from kqueue.kernelbench import pass_at_k, request_of, result_of, row_of, scores_of
-from kqueue.text import from_diagnostic
 from workers.judge.channel.parameters import described
 from workers.judge.pipeline import parameters
 
@@ -192,20 +191,6 @@ def test_scores_of_verdicts() -> None:
     assert scorer(lambda given: given.attempts + 1.0)(right) == 2.0
     with pytest.raises(ConfigError, match="correctness"):
         scorer("fastest")
-
-
-def test_words_for_a_compilers_error() -> None:
-    """Each of the compiler's lines has its context, without the command or a worker's folders."""
-    message = (
-        "RuntimeError: Error building extension 'k': [1/2] c++ -I/opt/include -c /tmp/x/main.cpp\n"
-        "/tmp/x/main.cpp: In function 'f':\n/tmp/x/main.cpp:6:43: error: cannot convert\n"
-        "    6 | return x;\n      |        ^\n"
-    )
-    text = describe(verdict(Category.COMPILE_ERROR, phase=Phase.COMPILE, message=message), KERNEL)
-    assert "  main.cpp:6:43: error: cannot convert\n      6 | return x;" in text
-    assert not any(words in text for words in ("/tmp/", "-I"))
-    assert from_diagnostic(message).startswith("/tmp/x/main.cpp:6:43: error: cannot convert\n")
-    assert from_diagnostic("no\ncompiler") == "no\ncompiler"
 
 
 def test_words_for_known_causes() -> None:

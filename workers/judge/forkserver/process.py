@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 from kqueue.categories import Category
 from kqueue.contract import Deadlines, Phase
-from kqueue.text import has_diagnostic, one_line
+from kqueue.text import one_line
 from workers.judge.channel import flags
 from workers.judge.channel.buffers import Imports, ProcessMemory
 from workers.judge.channel.orders import Order
@@ -473,7 +473,7 @@ def _readable(seconds: float, *sockets: socket.socket) -> list[socket.socket]:
 
 def _message(reply: Reply) -> str:
     """Return a verdict's message about an exception: its type and text, or a compiler's or the judge's words."""
-    if reply.tag is Tag.ENTRY_POINT or (reply.tag is Tag.COMPILE and has_diagnostic(reply.message)):
+    if reply.tag is Tag.ENTRY_POINT or (reply.tag is Tag.COMPILE and reply.message):
         return reply.message
     text = reply.message
     if reply.tag is Tag.HOST_MEMORY:
