@@ -215,8 +215,6 @@ def _limits(verdict: Result) -> Iterator[str]:
         )
     if evidence.provenance is not None:
         yield f"GPU time by source: {evidence.provenance.why}."
-    if evidence.comparison is not None and evidence.comparison.precision_downgrade:
-        yield "It computes at a lower precision than the reference."
 
 
 def _short(text: str) -> str:

@@ -252,8 +252,7 @@ def test_words_for_a_right_kernel(floor_ms: float, limit: str) -> None:
     floor = {"bytes_in": 1000, "bytes_out": 500, "bandwidth_gbs": 4000.0, "floor_ms": floor_ms, "floor_out_ms": 0.0}
     own = {"own_share": 1.0, "own": ["add"], "library": [], "unclear_share": 0.0, "unclear": [], "copies_share": 0.0}
     own |= {"decoy": False, "why": "kernels of its own source 98%", "basis": "its profile"}
-    lower = CLOSE.model_copy(update={"precision_downgrade": True})
-    evidence = {"floor": floor, "provenance": own, "comparison": lower}
+    evidence = {"floor": floor, "provenance": own}
     text = describe(verdict(runtime=measurement(2.0), baseline=measurement(3.0), evidence=evidence), KERNEL)
     for words in (
         "CORRECT",
@@ -262,7 +261,6 @@ def test_words_for_a_right_kernel(floor_ms: float, limit: str) -> None:
         f"1500 bytes at 4000.0 GB/s) takes {floor_ms} ms, {floor_ms / 2:.0%} of the runtime",
         limit,
         "kernels of its own source 98%",
-        "It computes at a lower precision than the reference.",
     ):
         assert words in text
 

@@ -165,4 +165,7 @@ def complete(context: Context, outcome: Outcome, reports: Reports) -> Outcome:
     for report in reports.values() if evidence.tests is not None else ():
         log = "\n".join(filter(None, (evidence.tests_log, report.log)))
         evidence.peak_bytes, evidence.output_bytes = report.peak_bytes, report.output_bytes
-    return outcome.model_copy(update={"log": _CONTROL.sub("\ufffd", log), "evidence": evidence.fields()})
+    outcome = outcome.model_copy(update={"log": _CONTROL.sub("\ufffd", log), "evidence": evidence.fields()})
+    return (
+        outcome.model_copy(update={"message": outcome.message + outcome.evidence.doubts}) if outcome.passed else outcome
+    )
