@@ -8,18 +8,25 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from kqueue.errors import InvalidRequest
-from kqueue.text import one_line
+from kqueue.text import one_line, short
 
 if TYPE_CHECKING:
     from kqueue.evidence import Finding, Provenance
     from kqueue.store.budgets import Budget
 
+#: Beginning of the message of a right kernel with hidden variants.
+_USUAL: Final = re.compile(r"^right on \d+ input sets, \d+ of them hidden variants, random each time(; )?")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def milliseconds(value: float | None) -> str:
     """Format a time with four digits. Empty for None."""
     return "" if value is None else f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def brief(message: str | None, most: int = 160) -> str:
+    """Return a verdict's message for a row of a table, without the words that the rows of all right kernels share."""
+    return short(_USUAL.sub("", message or ""), most)
 
 
 def gib(value: int) -> str:
@@ -81,8 +88,9 @@ def _some(names: Sequence[str], title: str) -> str:
     """Return the first three names of kernels, shortened. The JSON form has all names in full."""
     if not names:
         return ""
-    short = [name if len(name) <= 60 else f"{name[:57]}..." for name in names[:3]]
-    return f"; {title}: {', '.join(short)}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"; {title}: {', '.join(short(name, 60) for name in names[:3])}" + (
+        f" and {len(names) - 3} more" if len(names) > 3 else ""
+    )
 
 
 def finding(found: Finding) -> str:

@@ -41,6 +41,12 @@ def one_line(value: object) -> str:
     return " ".join(clean(value).split())
 
 
+def short(value: object, most: int = 160) -> str:
+    """Return ``value`` as clean text on one line, which is cut after a word to ``most`` characters and a mark."""
+    line = "" if value is None else one_line(value)
+    return line if len(line) <= most else f"{line[: most + 1].rsplit(' ', 1)[0][:most]} …"
+
+
 def cell(value: object) -> str:
     """Return a value for a cell. An apostrophe precedes text that a spreadsheet would read as a formula."""
     match value:

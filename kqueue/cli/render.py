@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from kqueue.errors import ConfigError, InvalidRequest
 from kqueue.figures import age as age
+from kqueue.figures import brief as brief
 from kqueue.figures import budget as budget
 from kqueue.figures import finding as finding
 from kqueue.figures import gib as gib
@@ -42,6 +43,10 @@ Columns = Mapping[str, Callable[[RowT], object]]
 
 #: Columns between two columns of a table.
 _GAP: Final = 3
+#: Minimum width of the last column, whose words can be broken.
+_LAST: Final = 20
+#: Columns that are left out of a table that is too wide, in this order, before those at its right.
+_SPARED: Final = ("device", "baseline ms", "age", "backend", "problem", "runtime ms", "message")
 #: Name of standard output.
 STDOUT: Final = "-"
 _STYLES: Final = {"none": "green", "candidate": "red", "problem": "magenta", "fleet": "yellow", "nobody": "dim"}
@@ -123,7 +128,7 @@ def table(columns: Columns[RowT], *, title: str = "", empty: str = "") -> Callab
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-    """Print a table. If its words do not fit next to each other, print each row as lines of a name and its cell.
+    """Print a table. Leave out columns whose words do not fit next to the others, and name them in the last line.
 
     Args:
         columns: names of the columns. Times and counts are aligned to the right.
@@ -137,31 +142,31 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     from rich.text import Text
 
     cells = [[one if isinstance(one, Text) else text("" if one is None else one) for one in row] for row in rows]
-    whole: list[int] = []
-    words: list[int] = []
-    for column in zip(map(Text, columns), *cells, strict=True):
-        whole.append(max(cell.cell_len for cell in column))
-        words.append(max((cell_len(word) for cell in column for word in cell.plain.split()), default=1))
+    every = list(enumerate(zip(map(Text, columns), *cells, strict=True)))
+    whole = {at: max(cell.cell_len for cell in column) for at, column in every}
+    words = {
+        at: max((cell_len(word) for cell in column for word in cell.plain.split()), default=1) for at, column in every
+    }
+    if (last := len(columns) - 1) > 0:
+        words[last] = min(words[last], _LAST)
     out = console()
-    spare = out.width - sum(words) - _GAP * len(columns)
-    if spare < 0:
-        if title:
-            out.print(title)
-        for row in cells:
-            out.print()
-            for column, cell in zip(columns, row, strict=True):
-                if cell.plain:
-                    out.print(Text(f"{column or '-':<{max(map(len, columns))}}  ") + cell, soft_wrap=True)
-        return
+    order = [columns.index(name) for name in _SPARED if name in columns[1:]]
+    order += [at for at in range(last, 0, -1) if at not in order]
+    while (spare := out.width - sum(words.values()) - _GAP * len(words)) < 0 and order:
+        del words[order.pop(0)]
     shown = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
-    for column, longest, width in zip(columns, whole, words, strict=True):
-        numeric = column.endswith((" ms", " s")) or column in {"n", "speedup", "attempts"}
-        more = min(spare, longest - width)
+    for at, width in words.items():
+        numeric = columns[at].endswith((" ms", " s")) or columns[at] in {"n", "speedup", "attempts"}
+        more = max(0, min(spare, whole[at] - width))
         spare -= more
-        shown.add_column(column, justify="right" if numeric else "left", overflow="fold", width=width + more)
+        shown.add_column(
+            columns[at], justify="right" if numeric else "left", overflow="fold", width=min(width + more, out.width)
+        )
     for row in cells:
-        shown.add_row(*row)
+        shown.add_row(*(row[at] for at in words))
     out.print(shown)
+    if omitted := [name for at, name in enumerate(columns) if name and at not in words]:
+        out.print(f"(too narrow for: {', '.join(omitted)})")
 
 
 def category_text(category: str, blame: str) -> Text:
@@ -245,4 +250,4 @@ def write_picture(file: Path, picture: bytes) -> None:
 def message_cell(message: str | None, reused_from: object) -> str:
     """Return the start of a verdict's message, preceded by the origin of a reused verdict."""
     reused = f"reused from {str(reused_from)[:8]}" if reused_from else ""
-    return ". ".join(filter(None, (reused, message)))[:100]
+    return ". ".join(filter(None, (reused, brief(message, 100))))

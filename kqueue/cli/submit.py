@@ -373,7 +373,7 @@ def _way_back(items: Sequence[Item], batch: str | None) -> Generator[None]:
 def say_verdict(item: Item) -> None:
     """Print one line with a verdict to stderr, unless stderr is a terminal, which shows a bar."""
     if not sys.stderr.isatty():
-        cells = (item.label("kernel"), item.of_verdict("category"), item.of_verdict("message"))
+        cells = (item.label("kernel"), item.of_verdict("category"), message_cell(item.of_verdict("message"), None))
         say(": ".join(filter(None, cells)))
 
 

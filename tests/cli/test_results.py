@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from uuid import UUID
 
@@ -9,7 +10,7 @@ import pytest
 from sqlalchemy import Engine
 
 from kqueue.categories import Category
-from kqueue.cli.render import print_table
+from kqueue.cli.render import message_cell, print_table
 from kqueue.contract import Outcome, Phase
 from kqueue.evidence import Evidence, Facts
 from kqueue.store import evaluations
@@ -150,17 +151,44 @@ def test_results_are_chosen_by_what_is_asked(cli: Cli, engine: Engine, worker: U
     assert all(word in shown for word in ("relu", "crashed", "2.00x", "test device"))
 
 
-def test_a_table_breaks_no_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table that is too wide for the terminal is printed as lines, several for each row."""
+@pytest.mark.parametrize(
+    ("width", "head"),
+    [
+        (200, "id kernel category runtime ms speedup device message"),
+        (90, "id kernel category runtime ms speedup message"),
+        (80, "id kernel category speedup message"),
+        (60, "id kernel category speedup"),
+        (28, "id kernel"),
+    ],
+)
+def test_a_narrow_table_has_fewer_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, head: str
+) -> None:
+    """A table never exceeds the terminal, breaks no name, and says what it leaves out."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    row = ["softmax_online", "a reason with several words", None]
-    for width, shown in (
-        (52, "softmax_online   a reason with several"),
-        (20, "kernel   softmax_online\nmessage  a reason with"),
+    monkeypatch.setenv("COLUMNS", str(width))
+    columns = ("id", "kernel", "category", "runtime ms", "speedup", "device", "message")
+    row = ["01234567", "softmax_online", "wrong_values", "0.25", "1.5x (1.4x to 1.6x)", "NVIDIA H100 80GB HBM3"]
+    print_table(columns, [[*row, "output 0: 3 of 4 values differ, and_a_very_long_word_that_nobody_needs"]])
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= width
+    assert lines[1].split() == head.split()
+    assert "softmax_online" in lines[3]
+    assert any(line.startswith("(too narrow for: ") for line in lines) is (width < 200)
+
+
+def test_a_message_in_a_row_is_short() -> None:
+    """It is cut after a word with a mark, and the words that all right kernels share are left out."""
+    usual = "right on 12 input sets, 9 of them hidden variants, random each time"
+    number = "output 0: 117835 of 524288 values differ by more than 0.0001 + 0.0001·|reference|, at most by 0.000473499"
+    for message, cell in (
+        (usual, ""),
+        (f"{usual}; but a constant is right", "but a constant is right"),
+        (number, number.removesuffix(" 0.000473499") + " …"),
+        (number.removesuffix("0473499"), number.removesuffix("0473499")),
+        ("7" * 101, "7" * 100 + " …"),
     ):
-        monkeypatch.setenv("COLUMNS", str(width))
-        print_table(("kernel", "message", ""), [row])
-        assert shown in capsys.readouterr().out
+        assert message_cell(message, None) == cell
 
 
 def test_a_question_that_cannot_be_meant_is_refused(cli: Cli) -> None:
