@@ -156,7 +156,9 @@ def causes(verdict: Result) -> Iterator[str]:
     if not facts.first:
         return
     if facts.unwritten is not None:
-        every = "All wrong values" if facts.unwritten == facts.wrong else f"{facts.unwritten} of the wrong values"
+        every = (
+            "All wrong values" if facts.unwritten >= (facts.wrong or 0) else f"{facts.unwritten} of the wrong values"
+        )
         yield f"{every} were never written: check the grid, the masks and the tail of each dimension."
     if facts.ties_only:
         yield "The indices differ only where the values at them are equal: break ties as the reference does."

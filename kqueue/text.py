@@ -42,9 +42,9 @@ def one_line(value: object) -> str:
 
 
 def short(value: object, most: int = 160) -> str:
-    """Return ``value`` as clean text on one line, which is cut after a word to ``most`` characters and a mark."""
+    """Return ``value`` as clean text on one line, which is cut after a word, with a mark, to ``most`` characters."""
     line = "" if value is None else one_line(value)
-    return line if len(line) <= most else f"{line[: most + 1].rsplit(' ', 1)[0][:most]} …"
+    return line if len(line) <= most else f"{line[:most].rsplit(' ', 1)[0][: most - 1]}…"
 
 
 def cell(value: object) -> str:

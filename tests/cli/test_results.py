@@ -184,9 +184,9 @@ def test_a_message_in_a_row_is_short() -> None:
     for message, cell in (
         (usual, ""),
         (f"{usual}; but a constant is right", "but a constant is right"),
-        (number, number.removesuffix(" 0.000473499") + " …"),
+        (number, number.removesuffix(" 0.000473499") + "…"),
         (number.removesuffix("0473499"), number.removesuffix("0473499")),
-        ("7" * 101, "7" * 100 + " …"),
+        ("7" * 101, "7" * 99 + "…"),
     ):
         assert message_cell(message, None) == cell
 
