@@ -160,6 +160,8 @@ def causes(verdict: Result) -> Iterator[str]:
             "All wrong values" if facts.unwritten >= (facts.wrong or 0) else f"{facts.unwritten} of the wrong values"
         )
         yield f"{every} were never written: check the grid, the masks and the tail of each dimension."
+    if (facts.effect or "").startswith("gradient") and any("complex" in one.dtype for one in evidence.inputs or ()):
+        yield "Complex gradients are conjugated: multiply the upstream gradient by the derivative's conjugate."
     if facts.ties_only:
         yield "The indices differ only where the values at them are equal: break ties as the reference does."
     if evidence.parameters is not None:

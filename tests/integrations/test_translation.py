@@ -204,15 +204,20 @@ def test_words_for_known_causes() -> None:
         "relative_norm": 3e-4,
     }
     comparison["first"] = [{"index": [1], "expected": 1.0, "got": 2.0}]
-    evidence = {"parameters": "DIFFERENT", "reference_draws": True, "training_modules": ["Dropout"]}
+    evidence = {
+        "inputs": [{"shape": [8], "dtype": "complex64"}],
+        "parameters": "DIFFERENT",
+        "reference_draws": True,
+        "training_modules": ["Dropout"],
+    }
     words = verdict(
         Category.WRONG_VALUES,
         phase=Phase.CHECK,
-        facts=comparison | {"unwritten": 2, "ties_only": True},
+        facts=comparison | {"unwritten": 2, "ties_only": True, "effect": "gradient of inputs[0]"},
         evidence=evidence,
     )
     said = list(causes(words))
-    for part in ("All wrong", "ties", "DIFFERENT", "random numbers", "its Dropout", "TF32 or fp16"):
+    for part in ("All wrong", "ties", "DIFFERENT", "random numbers", "its Dropout", "TF32 or fp16", "conjugate"):
         assert any(part in line for line in said), part
     assert not list(causes(verdict(Category.RUNTIME_ERROR, evidence=evidence)))
 

@@ -12,7 +12,7 @@ LOCATED: Final = re.compile(r"^\S+?(?::\d+(?::\d+)?|\(\d+\)): (?:fatal )?error(?
 #: The same, or an error of ptxas, CuTe DSL, MLIR, or a linker.
 _ERROR: Final = re.compile(
     rf"{LOCATED.pattern}|^ptxas.*?(?:error|fatal) *: (.+)|^error(?:\[\w+\])?: (?:unknown: )?(.+)"
-    r"|\b(undefined (?:symbol|reference).*)",
+    r"|\b(undefined (?:symbol|reference).*)|: (\S+: (?:command )?not found)$",
     re.MULTILINE,
 )
 #: Triton's excerpt of a function, up to the line with the error, and a mark below it.
@@ -57,6 +57,8 @@ def complaint(text: str, kernel: str) -> Complaint:
             first = f"{first} {called[1]}"
         return Complaint(first, int(own[1]) if own else None, rest.splitlines()[:_LINES])
     reason = next(filter(None, error.groups()))
+    if reason.endswith(" not found"):
+        reason += ": the worker lacks this program, so install it there"
     following = text[error.start() :].split("\n", 1)[-1]
     if (own := _OWN.search(text, error.start())) is not None:
         line = int(own[1])
