@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from typing import Final
 
 from kqueue import examinations
-from kqueue.categories import Blame, Category
+from kqueue.categories import Blame
 from kqueue.contract import Result, Verdict
-from kqueue.evidence import Evidence, PassResult, ShapeResult, json_number
-from kqueue.figures import milliseconds, ratio, span
+from kqueue.evidence import Evidence, Facts, PassResult, ShapeResult, json_number
+from kqueue.figures import finding, milliseconds, provenance, ratio, span
 from kqueue.shapes import public
 
 #: A traceback's frame in the kernel's own file.
 _FRAME: Final = re.compile(r'File "[^"\n]*/kernel\.py", line (\d+)(?:, in (\S+))?')
-#: Categories whose messages begin with the kernel's line where it is known.
-_LOCATED: Final = frozenset({Category.SYNTAX_ERROR, Category.COMPILE_ERROR})
+#: The kernel's line at the beginning of a message. Before the text of an exception is its type.
 _LINE: Final = re.compile(r"line (\d{1,9}): ")
 _FOLDER: Final = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 _CONTEXT_LINES: Final = 2
@@ -65,13 +64,14 @@ def describe(verdict: Result, kernel: str, *, note: str = "", limit: int = 6000)
     if note:
         lines.insert(1, note)
     if verdict.judged:
+        lines += [f"Profile {one.name}: {one.words}" for one in verdict.evidence.profiles or ()]
         lines += examinations.lines(verdict.evidence)
     if isinstance(verdict, Verdict) and verdict.reused_from is not None:
         when = "" if verdict.judged_at is None else f", of {verdict.judged_at:%Y-%m-%d %H:%M} UTC"
         lines.append(f"This is the verdict of the equal evaluation {verdict.reused_from}{when}. Nothing was run again.")
     if verdict.blame is not Blame.FLEET:
-        for finding in verdict.evidence.findings or ():
-            lines.append(f"Note: {finding.meaning}" + ("" if finding.line is None else f" (line {finding.line})"))
+        # Findings that ended the evaluation are among its facts.
+        lines += map(finding, verdict.evidence.findings or verdict.facts.findings or ())
     text = "\n".join(lines)
     return text if len(text) <= limit else f"{text[: limit - 14]}\n... (cut off)"
 
@@ -116,7 +116,7 @@ def _failure(verdict: Result) -> Iterator[str]:
 
 def _where(verdict: Result, kernel: str) -> Iterator[str]:
     """Yield the source lines round the last frame of the last traceback in the log."""
-    if verdict.category in _LOCATED and (at := _LINE.match(verdict.message)):
+    if at := _LINE.match(verdict.message):
         number, function = int(at[1]), None
     elif frame := last_frame(verdict.log):
         number, function = frame
@@ -138,6 +138,13 @@ def _lacked(verdict: Result) -> Iterator[str]:
 
 def _differences(verdict: Result) -> Iterator[str]:
     facts, comparison = verdict.facts, verdict.evidence.comparison
+    yield from first_wrong(facts)
+    if facts.first and comparison is not None and comparison.kernelbench_correct:
+        yield "torch.allclose on the problem's own inputs would have accepted it."
+
+
+def first_wrong(facts: Facts) -> Iterator[str]:
+    """Yield the number of wrong values and the first of them, if there are any."""
     if not facts.first:
         return
     given = facts.kind == "given"
@@ -146,8 +153,6 @@ def _differences(verdict: Result) -> Iterator[str]:
     yield f"{what[0].upper()}{what[1:]}, {on}: {facts.wrong} of {facts.of} values are wrong. The first:"
     for wrong in facts.first:
         yield f"  index {list(wrong.index)}: expected {json_number(wrong.expected)}, got {json_number(wrong.got)}"
-    if comparison is not None and comparison.kernelbench_correct:
-        yield "torch.allclose on the problem's own inputs would have accepted it."
 
 
 def causes(verdict: Result) -> Iterator[str]:
@@ -218,7 +223,7 @@ def _limits(verdict: Result) -> Iterator[str]:
             "uncoalesced access, arithmetic, and launches."
         )
     if evidence.provenance is not None:
-        yield f"GPU time by source: {evidence.provenance.why}."
+        yield f"GPU time by source: {provenance(evidence.provenance)}."
 
 
 def _short(text: str) -> str:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from kqueue.evidence import Finding, Provenance
     from kqueue.store.budgets import Budget
 
-#: Beginning of the message of a right kernel with hidden variants.
-_USUAL: Final = re.compile(r"^right on \d+ input sets, \d+ of them hidden variants, random each time(; )?")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
@@ -24,9 +22,10 @@ def milliseconds(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
-def brief(message: str | None, most: int = 160) -> str:
-    """Return a verdict's message for a row of a table, without the words that the rows of all right kernels share."""
-    return short(_USUAL.sub("", message or ""), most)
+def brief(message: str | None, reused_from: object = None, *, most: int = 160) -> str:
+    """Return a verdict's message for a row of a table, with its origin, without what all right kernels share."""
+    own = re.sub(r"^right on \d+ input sets, \d+ of them hidden variants.*? each time(; )?", "", message or "")
+    return ". ".join(filter(None, (reused_from and f"reused from {str(reused_from)[:8]}", short(own, most))))
 
 
 def gib(value: int) -> str:

@@ -591,17 +591,13 @@ def _signature(result: Result) -> tuple[object, ...]:
 
 
 def _kind(facts: Facts) -> str:
-    """Return the kind of wrong values: nothing was computed, some were never written, rounding errors, or others.
-
-    An empty grid computes nothing. What is read outside a tensor can be NaN at one shape and a number at another.
-    """
+    """Return the kind of wrong values. What is read outside a tensor can be NaN at one shape and finite at another."""
     first = facts.first or ()
     if facts.unwritten == facts.of or (facts.wrong == facts.of and not any(wrong.got for wrong in first)):
-        return "nothing"
-    if facts.unwritten:
-        return "unwritten"
-    error, size = (math.hypot(*values) for values in ([w.got - w.expected for w in first], [w.expected for w in first]))
-    return "rounding" if error < _ROUNDING * size else "others"
+        return "nothing was computed, as with an empty grid"
+    error = math.dist([wrong.got for wrong in first], expected := [wrong.expected for wrong in first])
+    small = error < _ROUNDING * math.hypot(*expected)
+    return "some were never written" if facts.unwritten else "rounding" if small else "others"
 
 
 def _checks(case: Case) -> int:

@@ -1,7 +1,6 @@
 """The output of commands: text that is safe for a terminal (:mod:`kqueue.text`), JSON lines, tables, bars, pictures.
 
-A command builds its view, which is a dataclass or a list of them, and prints it with :func:`emit`. Commands also
-import the formats of :mod:`kqueue.figures` from here.
+A command builds its view, which is a dataclass or a list of them, and prints it with :func:`emit`.
 """
 
 from __future__ import annotations
@@ -16,18 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from kqueue.errors import ConfigError, InvalidRequest
-from kqueue.figures import age as age
-from kqueue.figures import brief as brief
-from kqueue.figures import budget as budget
-from kqueue.figures import finding as finding
-from kqueue.figures import gib as gib
-from kqueue.figures import milliseconds as milliseconds
-from kqueue.figures import moment as moment
-from kqueue.figures import provenance as provenance
-from kqueue.figures import ratio as ratio
-from kqueue.figures import span as span
-from kqueue.figures import step as step
-from kqueue.figures import yes_no as yes_no
 from kqueue.text import clean, one_line
 
 if TYPE_CHECKING:
@@ -43,8 +30,8 @@ Columns = Mapping[str, Callable[[RowT], object]]
 
 #: Columns between two columns of a table.
 _GAP: Final = 3
-#: Minimum width of the last column, whose words can be broken.
-_LAST: Final = 20
+#: Minimum width of a message, whose words can be broken.
+_MESSAGE: Final = 20
 #: Columns that are left out of a table that is too wide, in this order, before those at its right.
 _SPARED: Final = ("device", "baseline ms", "age", "backend", "problem", "runtime ms", "message")
 #: Name of standard output.
@@ -147,11 +134,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     words = {
         at: max((cell_len(word) for cell in column for word in cell.plain.split()), default=1) for at, column in every
     }
-    if (last := len(columns) - 1) > 0:
-        words[last] = min(words[last], _LAST)
+    words |= {at: min(words[at], _MESSAGE) for at in words if columns[at] == "message"}
     out = console()
     order = [columns.index(name) for name in _SPARED if name in columns[1:]]
-    order += [at for at in range(last, 0, -1) if at not in order]
+    order += [at for at in range(len(columns) - 1, 0, -1) if at not in order]
     while (spare := out.width - sum(words.values()) - _GAP * len(words)) < 0 and order:
         del words[order.pop(0)]
     shown = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
@@ -245,9 +231,3 @@ def write_picture(file: Path, picture: bytes) -> None:
     if existed:
         say(f"{file} existed and was replaced")
     print(clean(file))
-
-
-def message_cell(message: str | None, reused_from: object) -> str:
-    """Return the start of a verdict's message, preceded by the origin of a reused verdict."""
-    reused = f"reused from {str(reused_from)[:8]}" if reused_from else ""
-    return ". ".join(filter(None, (reused, brief(message, 100))))

@@ -24,18 +24,12 @@ _MAX_LINE_BYTES: Final = 16 << 20
 _MOST_KERNELS: Final = 10_000
 #: Endings of files that describe problems of other projects.
 _SETS: Final = frozenset({".json", ".jsonl", ".parquet", ".yml"})
-_ARCHIVE: Final = "unpack it, and name the .py files in it"
-#: What to do with files that are not Python, by their endings.
+#: What to do with files that are not Python, with their endings.
 _OTHERS: Final = {
-    **dict.fromkeys(
-        (".cu", ".cuh", ".cpp", ".cc", ".h"),
-        "put the source into a string of a .py file, and compile it there by torch.utils.cpp_extension.load_inline",
-    ),
-    **dict.fromkeys(
-        (".ptx", ".cubin", ".fatbin", ".so", ".o"), "give the source from which it was compiled, in a .py file"
-    ),
-    ".mojo": "there is no backend for Mojo",
-    **dict.fromkeys((".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".whl"), _ARCHIVE),
+    "put its text into a .py file, and compile it there by torch.utils.cpp_extension.load_inline": ".cu .cuh .cpp .h",
+    "give the source from which it was compiled, in a .py file": ".ptx .cubin .fatbin .so .o",
+    "there is no backend for Mojo": ".mojo",
+    "unpack it, and name the .py files in it": ".zip .tar .gz .tgz .bz2 .xz .zst .7z .whl",
 }
 
 
@@ -58,8 +52,9 @@ def read_source(path: Path) -> str:
     """Read a source file."""
     from kqueue.contract import MAX_SOURCE_BYTES
 
-    if (advice := _OTHERS.get(path.suffix.lower())) is not None:
-        raise InvalidRequest(f"{path}: kernels and problems are files of Python: {advice}")
+    for advice, endings in _OTHERS.items():
+        if path.suffix.lower() in endings.split():
+            raise InvalidRequest(f"{path}: kernels and problems are files of Python: {advice}")
     text = read_text(path, MAX_SOURCE_BYTES)
     if not text.strip():
         raise InvalidRequest(f"{path}: the file is empty")

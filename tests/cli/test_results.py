@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy import Engine
 
 from kqueue.categories import Category
-from kqueue.cli.render import message_cell, print_table
+from kqueue.cli.render import print_table
+from kqueue.figures import brief
 from kqueue.contract import Outcome, Phase
 from kqueue.evidence import Evidence, Facts
 from kqueue.store import evaluations
@@ -65,7 +66,14 @@ def test_show_tells_all_of_one_evaluation(cli: Cli, engine: Engine, worker: UUID
     judge(engine, worker, lambda _: passed())
     done = cli("show", str(identity)[:8], "--source")
     assert done.returncode == 0, done.stderr
-    for words in (str(identity), "relu", "cpu-0@here", "test device", "passed", "0.5 ms, quartiles 0.45 to 0.55"):
+    for words in (
+        str(identity),
+        "relu",
+        "cpu-0@here",
+        "test device",
+        "passed",
+        "0.5 ms (median of ",
+    ):
         assert words in done.stdout
     assert PROBLEM in done.stdout
     [record] = cli.told("show", str(identity))
@@ -91,9 +99,9 @@ def test_findings_and_provenance_are_one_line_each(cli: Cli, engine: Engine, wor
     lines = cli("show", str(identity)).stdout.splitlines()
     assert {
         "cheat: patched_clock, line 7: replaces a clock: torch.cuda.Event = Quick",
-        "robust-kbench: failed: too far",
+        "Profile robust-kbench: failed: too far",
     } <= {*lines}
-    [line] = [line for line in lines if line.startswith("provenance")]
+    [line] = [line for line in lines if line.startswith("GPU time by source: ")]
     for words in ("decoy: 25.0% kernels of its own source", "; own: add_kernel; library: nvjet_0", "and 2 more"):
         assert words in line
     assert len(line) < 400
@@ -188,7 +196,7 @@ def test_a_message_in_a_row_is_short() -> None:
         (number.removesuffix("0473499"), number.removesuffix("0473499")),
         ("7" * 101, "7" * 99 + "…"),
     ):
-        assert message_cell(message, None) == cell
+        assert brief(message, most=100) == cell
 
 
 def test_a_question_that_cannot_be_meant_is_refused(cli: Cli) -> None:

@@ -21,7 +21,7 @@ _ERRORS = [json.loads(line) for line in Path(__file__).with_name("recorded").joi
 @pytest.mark.parametrize("error", _ERRORS, ids=[f"{error['compiler']} {error['name']}" for error in _ERRORS])
 def test_an_error_begins_with_its_reason_and_line(error: dict[str, Any]) -> None:
     """The verdict's message begins with the kernel's line and the compiler's reason, and its words show that line."""
-    message = str(complaint(error["text"], error["kernel"]))
+    message = complaint(error["text"], error["kernel"])
     where = "" if error["line"] is None else f"line {error['line']}: "
     assert message.partition("\n")[0] == where + error["reason"]
     outcome = Outcome(
@@ -36,6 +36,7 @@ def test_an_error_begins_with_its_reason_and_line(error: dict[str, Any]) -> None
 
 def test_an_error_without_words_has_no_message() -> None:
     """A verdict then names the exception. A line that occurs twice in the kernel is not guessed."""
-    assert str(complaint("", "")) == ""
+    assert complaint("", "") == ""
     twice = "main.cpp:1:1: error: no\n    1 | f();\n      | ^\n"
-    assert [complaint(twice, source).line for source in ("f();\n", "f();\nf();\n")] == [1, None]
+    assert complaint(twice, "f();\n").startswith("line 1: no\n")
+    assert complaint(twice, "f();\nf();\n").startswith("no\n")

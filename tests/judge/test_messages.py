@@ -53,8 +53,12 @@ def test_a_message_names_no_internal_module(rig: Rig, source: str, message: str)
     ("answer", "inputs", "words"),
     [
         ("x + 0", "return [torch.randn(4, 8)]", "output 0 is input 0 or a view of it, and the reference's has its own"),
-        ("x", "return [torch.randn(4 + torch.initial_seed() % 9, 8)]", "SHAPES. inputs[0] was a tensor of shape ("),
-        ("x", "return [torch.randn(4, 8), [torch.initial_seed()]]", "SHAPES. inputs[1][0] was "),
+        (
+            "x",
+            "return [torch.randn(4 + torch.initial_seed() % 4099, 8)]",
+            "SHAPES. It returned inputs[0] = a tensor of shape (",
+        ),
+        ("x", "return [torch.randn(4, 8), [torch.initial_seed()]]", "SHAPES. It returned inputs[1][0] = "),
     ],
 )
 def test_a_message_names_the_input_and_the_remedy(rig: Rig, answer: str, inputs: str, words: str) -> None:

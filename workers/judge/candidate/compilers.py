@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
 from kqueue.text import one_line
 
@@ -26,59 +26,32 @@ _OWN: Final = re.compile(r'\bkernel\.py(?:"?:|", line )(\d+)')
 #: First line of Numba's errors, which names a step of its compiler.
 _STEP: Final = re.compile(r"^Failed in .* pipeline \(step: .*\)\n")
 _LINES: Final = 24
-_AFTER_ERROR: Final = 6
 
 
-class Complaint(NamedTuple):
-    """A compiler's error: its reason, the kernel's line from 1 if it is known, and the compiler's own lines."""
+def complaint(text: str, kernel: str) -> str:
+    """Return a compiler's text about a source without the command line, and before it the reason and the kernel's line.
 
-    reason: str
-    line: int | None
-    lines: list[str]
-
-    def __str__(self) -> str:
-        """The text of a verdict's message, with the reason first."""
-        where = "" if self.line is None else f"line {self.line}: "
-        return "\n".join([where + self.reason, *self.lines])
-
-
-def complaint(text: str, kernel: str) -> Complaint:
-    """Return what a compiler says in ``text`` about the source ``kernel``, without its command line."""
-    if excerpts := list(_EXCERPT.finditer(text)):
-        reason = one_line(_NOTATION.sub(r"\1: \3", text[excerpts[-1].end() :].strip()))
-        found = (_find(each[1].splitlines(), kernel) for each in reversed(excerpts))
-        line = next((number for number in found if number), None)
-        return Complaint(reason or one_line(excerpts[-1][1].splitlines()[-1]), line, text.splitlines())
-    text = _STEP.sub("", text.strip())
-    if (error := _ERROR.search(text)) is None:
-        own = _OWN.search(text)
-        first, _, rest = text.partition("\n")
-        if called := re.search(r">>> (.+)", rest):  # Numba names the arguments below.
-            first = f"{first} {called[1]}"
-        return Complaint(first, int(own[1]) if own else None, rest.splitlines()[:_LINES])
-    reason = next(filter(None, error.groups()))
-    if reason.endswith(" not found"):
-        reason += ": the worker lacks this program, so install it there"
-    following = text[error.start() :].split("\n", 1)[-1]
-    if (own := _OWN.search(text, error.start())) is not None:
-        line = int(own[1])
+    The line is there if the source has it exactly once.
+    """
+    rest, marked = _STEP.sub("", text.strip()), list[str]()
+    if excerpts := list(_EXCERPT.finditer(rest)):
+        marked = [each[1] for each in reversed(excerpts)]
+        reason = _NOTATION.sub(r"\1: \3", rest[excerpts[-1].end() :].strip()) or marked[0].splitlines()[-1]
+    elif error := _ERROR.search(rest):
+        reason, rest = next(filter(None, error.groups())), rest[error.start() :]
+        if reason.endswith(" not found"):
+            reason += ": the worker lacks this program, so install it there"
+        marked = _MARKED.findall(rest.partition("\n\n")[0])[:1]
     else:
-        until = _ERROR.search(following)
-        marked = _MARKED.search(following[: until.start() if until else None])
-        line = _find([marked[1]], kernel) if marked else None
-    return Complaint(reason, line, _errors(text))
+        reason, _, rest = rest.partition("\n")
+        reason += "".join(re.findall(r">>>( .+)", rest)[:1])  # Numba names the arguments below.
+    own = _OWN.search(rest)
+    line = int(own[1]) if own else next(filter(None, (_find(each, kernel) for each in marked)), 0)
+    return "\n".join([f"line {line}: " * bool(line) + one_line(reason), *rest.splitlines()[:_LINES]])
 
 
-def _find(excerpt: list[str], kernel: str) -> int | None:
-    """Return the number of the kernel's line at which an excerpt ends. None if it is not there, or more than once."""
-    wanted, own = ([line.strip() for line in lines] for lines in (excerpt, kernel.splitlines()))
+def _find(excerpt: str, kernel: str) -> int:
+    """Return the number of the kernel's line at which an excerpt ends. 0 if it is not there, or more than once."""
+    wanted, own = ([line.strip() for line in source.splitlines()] for source in (excerpt, kernel))
     ends = [end for end in range(len(wanted), len(own) + 1) if own[end - len(wanted) : end] == wanted]
-    return ends[0] if len(ends) == 1 else None
-
-
-def _errors(text: str) -> list[str]:
-    """Return the lines with errors, each with the lines below it."""
-    lines = text.splitlines()
-    numbers = [number for number, line in enumerate(lines) if _ERROR.search(line)]
-    wanted = sorted({at for number in numbers for at in range(number, min(number + 1 + _AFTER_ERROR, len(lines)))})
-    return [lines[number] for number in wanted[:_LINES]]
+    return ends[0] if len(ends) == 1 else 0

@@ -60,7 +60,7 @@ def reply_to(command: Command, error: BaseException, kernel: str, *, on_gpu: boo
         tag=tag,
         code=code,
         exception=qualified(type(shown)),
-        message=str(complaint(text, kernel)) if tag is Tag.COMPILE or LOCATED.search(text) else text,
+        message=complaint(text, kernel) if tag is Tag.COMPILE or LOCATED.search(text) else text,
         shortage=(shortage_of(error) if tag is Tag.RESOURCES else None) or Shortage(),
     )
 

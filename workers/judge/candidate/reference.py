@@ -69,18 +69,12 @@ class _Form:
     arguments: Any
     views: list[View]
 
-    def difference(self, earlier: _Form) -> str:
-        """Return the first difference from an earlier form, as text."""
-        for (path, now), (_, was) in zip(self._words(), earlier._words(), strict=False):
-            if now != was:
-                return f"{path} was {was}, and then {now}"
-        return "Its lists, dicts or views differ"
-
-    def _words(self) -> Iterator[tuple[str, str]]:
+    def words(self) -> Iterator[str]:
+        """Yield each value as text, of a tensor the shape and the strides."""
         views = iter(self.views)
         for path, value in leaves(self.arguments, "inputs"):
             view = next(views) if value is LEAF else None
-            yield path, f"{value!r}" if view is None else f"a tensor of shape {view.shape} with strides {view.stride}"
+            yield f"{path} = {f'a tensor of shape {view.shape}, strides {view.stride}' if view else repr(value)}"
 
 
 @dataclass(slots=True)
@@ -191,7 +185,9 @@ class ReferenceHarness(Harness):
                 if self._form is None:
                     self._form = now
                 elif repr(now) != repr(self._form):
-                    raise ProblemError(f"{STEADY}. {now.difference(self._form)}")
+                    both = zip(self._form.words(), now.words(), strict=False)
+                    changed = (f"It returned {was}, and then {new}" for was, new in both if was != new)
+                    raise ProblemError(f"{STEADY}. {next(changed, 'Its views or lists differ')}")
                 self._sets[slot] = _Set(seed, order.on_device, now, self._own(tensors))
                 leaves += self._sets[slot].inputs
         assert self._form is not None
