@@ -6,7 +6,7 @@ the reference, so clocks, heat and neighbours cancel in a round's value, ``log(s
 growing numbers of rounds two tests look at these values, and a winner needs both. The t-test measures the difference
 and its interval. Values of two kinds, such as the first and the second one of each round, can mislead it, so the sign
 test must agree, which is exact for every distribution because the order is random. It suffices where all rounds agree,
-however far apart they are. The interval then has the values of all rounds. The looks share an error of
+and the interval then reaches from the least to the largest value. The looks share an error of
 :data:`ERROR`, so a duel can end at any of them, and two equal kernels get a winner in at most that fraction of duels.
 
 The state of a duel follows from its verdicts and its id alone, so a fleet needs no record of duels: the evaluations of

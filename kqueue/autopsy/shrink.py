@@ -591,7 +591,7 @@ def _signature(result: Result) -> tuple[object, ...]:
 
 
 def _kind(facts: Facts) -> str:
-    """Return the kind of wrong values. What is read outside a tensor can be NaN at one shape and finite at another."""
+    """Return the kind of wrong values. Memory outside a tensor can hold NaN at one shape and numbers at another."""
     first = facts.first or ()
     if facts.unwritten == facts.of or (facts.wrong == facts.of and not any(wrong.got for wrong in first)):
         return "nothing was computed, as with an empty grid"

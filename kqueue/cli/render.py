@@ -115,7 +115,7 @@ def table(columns: Columns[RowT], *, title: str = "", empty: str = "") -> Callab
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-    """Print a table. Leave out columns whose words do not fit next to the others, and name them in the last line.
+    """Print a table. Columns whose words do not fit in the terminal are left out, and the last line has their names.
 
     Args:
         columns: names of the columns. Times and counts are aligned to the right.

@@ -24,7 +24,7 @@ _MAX_LINE_BYTES: Final = 16 << 20
 _MOST_KERNELS: Final = 10_000
 #: Endings of files that describe problems of other projects.
 _SETS: Final = frozenset({".json", ".jsonl", ".parquet", ".yml"})
-#: What to do with files that are not Python, with their endings.
+#: Advice on files that are not Python, with their endings.
 _OTHERS: Final = {
     "put its text into a .py file, and compile it there by torch.utils.cpp_extension.load_inline": ".cu .cuh .cpp .h",
     "give the source from which it was compiled, in a .py file": ".ptx .cubin .fatbin .so .o",

@@ -11,9 +11,9 @@ from sqlalchemy import Engine
 
 from kqueue.categories import Category
 from kqueue.cli.render import print_table
-from kqueue.figures import brief
 from kqueue.contract import Outcome, Phase
 from kqueue.evidence import Evidence, Facts
+from kqueue.figures import brief
 from kqueue.store import evaluations
 from tests.cli.command import PROBLEM, Cli, judge, submit
 from tests.samples import ended, measurement, passed, timed

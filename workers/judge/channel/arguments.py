@@ -28,7 +28,7 @@ FORM: Final = (
     "get_inputs() must return a list of tensors, numbers, strings, None, dtypes, functions and modules of torch, and"
     " lists, tuples and dicts of them, or a dict of such keyword arguments"
 )
-#: What ``get_inputs()`` must keep, with the remedy, for messages.
+#: Form of ``get_inputs()`` from call to call, with the remedy, for messages.
 STEADY: Final = (
     "get_inputs() must return the same shapes, layouts, dtypes and scalars each time: draw values only, and name"
     " several sizes by SHAPES"
