@@ -967,7 +967,7 @@ class Evidence(Part):
 
     @property
     def doubts(self) -> str:
-        """Labels that weaken a pass, as the end of its message. Empty without such a label."""
+        """Labels that weaken a pass, for the end of its message. Empty without such a label."""
         comparison, outputs = self.comparison, ", ".join(map(str, self.constant_outputs or ()))
         found = {
             f"output {outputs} of the reference is the same for all inputs, so a constant is right": bool(outputs),

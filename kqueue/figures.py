@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 from kqueue.errors import InvalidRequest
 from kqueue.text import one_line, short
@@ -22,10 +23,10 @@ def milliseconds(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
-def brief(message: str | None, reused_from: object = None, *, most: int = 160) -> str:
+def brief(message: str | None, reused_from: UUID | str | None = None, *, most: int = 160) -> str:
     """Return a verdict's message for a row of a table, with its origin, without what all right kernels share."""
     own = re.sub(r"^right on \d+ input sets, \d+ of them hidden variants.*? each time(; )?", "", message or "")
-    return ". ".join(filter(None, (reused_from and f"reused from {str(reused_from)[:8]}", short(own, most))))
+    return f"reused from {reused_from!s:.8}. " * bool(reused_from) + short(own, most)
 
 
 def gib(value: int) -> str:
