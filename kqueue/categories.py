@@ -143,7 +143,7 @@ _MEANINGS: Final[dict[tuple[Blame, bool | None, bool | None], dict[Category, str
             "A launch requested more shared memory, registers or threads than available."
         ),
         Category.GPU_OUT_OF_MEMORY: "The candidate requested more GPU memory than its limit.",
-        Category.HOST_OUT_OF_MEMORY: "The candidate requested more host memory than its limit.",
+        Category.HOST_OUT_OF_MEMORY: "The candidate requested more host memory than its limit, or than the host has.",
         Category.CRASHED: "The candidate's process ended by itself: by a signal, or by an exit before its answer.",
         Category.TIMEOUT: "A phase, named in the verdict, exceeded its deadline.",
         Category.OUTPUT_LIMIT: "The candidate wrote more to stdout and stderr, or into its directory, than its limit.",

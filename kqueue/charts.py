@@ -23,7 +23,7 @@ from uuid import UUID
 
 from kqueue.categories import CATEGORIES, Blame, Category
 from kqueue.errors import ConfigError
-from kqueue.text import one_line
+from kqueue.text import one_line, short
 
 if TYPE_CHECKING:
     from kqueue.evidence import Measurement
@@ -346,7 +346,7 @@ def _settings(theme: Theme) -> dict[str, Any]:
 def _draw(figure: Any, chart: Chart) -> None:
     """Draw a chart on a figure, under the theme's settings."""
     axes = figure.subplots()
-    axes.set_title(_short(chart.title, _TITLE))
+    axes.set_title(short(chart.title, _TITLE))
     if not _DRAWN[type(chart)](chart, axes):
         axes.set_axis_off()
         axes.text(
@@ -414,7 +414,7 @@ def _leaderboard(chart: Leaderboard, axes: Any) -> bool:
         if high > low:
             # The spread is drawn separately from the bar's end, because the median is not always in its middle.
             axes.plot([low, high], [position, position], color=_of(_INK), linewidth=1.6, marker="|", markersize=9)
-        note = f"  {_short(bar.note, _LABEL)}" if bar.note else ""
+        note = f"  {short(bar.note, _LABEL)}" if bar.note else ""
         axes.annotate(
             f"{bar.speedup:.2f}x{note}", (max(bar.speedup, high), position), xytext=(8, 0), textcoords="offset points",
             va="center",
@@ -534,16 +534,16 @@ def _search_curve(chart: SearchCurve, axes: Any) -> bool:
         )
         axes.step(
             numbers, list(accumulate(scores, max)), where="post", color=paint, linewidth=2.2,
-            linestyle=_CURVE_LINES[index % len(_CURVE_LINES)], label=f"{_short(curve.label, _LABEL)}: best so far",
+            linestyle=_CURVE_LINES[index % len(_CURVE_LINES)], label=f"{short(curve.label, _LABEL)}: best so far",
         )  # fmt: skip
         if curve.tests:
             axes.plot(
                 [number for number, _ in curve.tests], [score for _, score in curve.tests], "x", color=paint,
-                markersize=8, markeredgewidth=2, label=f"{_short(curve.label, _LABEL)}: best, judged again",
+                markersize=8, markeredgewidth=2, label=f"{short(curve.label, _LABEL)}: best, judged again",
             )  # fmt: skip
     axes.set_xlabel("proposal")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_ylabel(_short(chart.metric, _LABEL))
+    axes.set_ylabel(short(chart.metric, _LABEL))
     _legend(axes)
     return True
 
@@ -575,7 +575,7 @@ def _roofline(chart: Roofline, axes: Any) -> bool:
         axes.plot(
             [spot.flops_per_byte], [spot.gflops], linestyle="", markersize=9, color=f"C{index}",
             marker=_CURVE_MARKS[index % len(_CURVE_MARKS)],
-            label=f"{_short(spot.label, _LABEL)}: {share:.0%} of the roof",
+            label=f"{short(spot.label, _LABEL)}: {share:.0%} of the roof",
         )  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -594,7 +594,7 @@ def _claims(chart: Claims, axes: Any) -> bool:
     for index, (label, pairs) in enumerate(chart.groups.items()):
         axes.plot(
             *zip(*pairs, strict=True), linestyle="", marker=_CURVE_MARKS[index % len(_CURVE_MARKS)], color=f"C{index}",
-            alpha=0.75, label=f"{_short(label, _LABEL)}: {len(pairs)}",
+            alpha=0.75, label=f"{short(label, _LABEL)}: {len(pairs)}",
         )  # fmt: skip
     limits = min([0.5, *values]) / 1.3, max([2.0, *values]) * 1.3
     axes.set(xscale="log", yscale="log", xlim=limits, ylim=limits, xlabel="claimed speedup", ylabel="measured speedup")
@@ -617,7 +617,7 @@ def _rows(axes: Any, names: Sequence[str], *, each: float = 0.4, more: float = 0
     axes.figure.set_size_inches(_WIDTH_INCHES, 1.5 + each * len(names) + more)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-    axes.set_yticks(range(len(names)), [_short(name, _LABEL) for name in names])
+    axes.set_yticks(range(len(names)), [short(name, _LABEL) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
     return range(len(names))
 
@@ -625,12 +625,6 @@ def _rows(axes: Any, names: Sequence[str], *, each: float = 0.4, more: float = 0
 def _legend(axes: Any) -> None:
     """Put the legend below the plot, where it covers nothing."""
     axes.figure.legend(loc="outside lower left", ncols=2)
-
-
-def _short(name: str, most: int) -> str:
-    """Return untrusted text on one line, without control characters, cut to a maximum length."""
-    shown = one_line(name)
-    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def _mixed(paint: str, other: str, share: float) -> Sequence[float]:

@@ -5,7 +5,8 @@ two processes of the same kernel differ by the placement of their memory. Each e
 the reference, so clocks, heat and neighbours cancel in a round's value, ``log(speedup of B / speedup of A)``. After
 growing numbers of rounds two tests look at these values, and a winner needs both. The t-test measures the difference
 and its interval. Values of two kinds, such as the first and the second one of each round, can mislead it, so the sign
-test must agree, which is exact for every distribution because the order is random. The looks share an error of
+test must agree, which is exact for every distribution because the order is random. It suffices where all rounds agree,
+and the interval then reaches from the least to the largest value. The looks share an error of
 :data:`ERROR`, so a duel can end at any of them, and two equal kernels get a winner in at most that fraction of duels.
 
 The state of a duel follows from its verdicts and its id alone, so a fleet needs no record of duels: the evaluations of
@@ -36,6 +37,8 @@ from kqueue.text import InNotebooks
 ERROR: Final = 0.02
 #: Number of rounds before the first look, and the factor from one look to the next.
 _FIRST, _GROWTH = 10, 1.42
+#: Reason of a void round whose kernel passed without being timed, which would not change.
+_UNTIMED: Final = "not timed"
 #: Number of void rounds at which a duel ends if most rounds are void.
 _VOID: Final = 6
 #: Number of rounds after which a duel ends, and the range of that number. With fewer rounds no sign test decides.
@@ -84,7 +87,8 @@ class Duel(BaseModel, InNotebooks):
     """The winner, null if there is none or none yet."""
     reason: Reason | None = None
     """The reason for its end, null while it runs. `faster`: the winner is faster. `failed`: only the winner passed.
-    `equal`: the interval is within the limit. `rounds`: no decision in all rounds. `void`: most rounds are void.
+    `equal`: the interval is within the limit. `rounds`: no decision in all rounds. `void`: most rounds are void, or a
+    kernel is never timed.
     `both_failed`, `problem` (it failed) and `cancelled`: no kernel can win."""
     ratio: float | None = None
     """Speed of B divided by the speed of A at the last look. Above 1 B is faster."""
@@ -95,8 +99,8 @@ class Duel(BaseModel, InNotebooks):
     rounds: int = 0
     """Number of rounds with a value."""
     voids: dict[str, int] = {}
-    """Numbers of rounds without one, by reason: a category, `no time`, `other device`, or `other clock`, if the kernels
-    were timed by two clocks and the intervals of their speedups overlap."""
+    """Numbers of rounds without one, by reason: a category, `not timed`, which ends the duel, `no time`, `other
+    device`, or `other clock`, if the kernels were timed by two clocks and the intervals of their speedups overlap."""
     most: int = MOST
     """Number of rounds with a value at which the duel ends."""
     due: int = 0
@@ -132,7 +136,9 @@ class Duel(BaseModel, InNotebooks):
 
     @property
     def _advice(self) -> str:
-        """The remedy if the kernels were timed by two clocks, else empty."""
+        """The remedy if a kernel is not timed, or if the kernels were timed by two clocks. Else empty."""
+        if _UNTIMED in self.voids:
+            return ". A kernel that passed is never timed here, and its verdict says why. Choose another lane or device"
         if "other clock" not in self.voids:
             return ""
         return ". Try a less busy machine, or larger inputs: from 0.5 ms on a GPU, 5 ms on a CPU, one clock times both"
@@ -177,7 +183,7 @@ def state(
         found["reason"] = "cancelled"
     elif len(values) >= most:
         found["reason"] = "rounds"
-    elif voids.total() >= _VOID and voids.total() > len(values):
+    elif _UNTIMED in voids or (voids.total() >= _VOID and voids.total() > len(values)):
         found["reason"] = "void"
     elif not trials:
         found["due"] = 1  # shows whether both kernels are right, before more rounds are submitted
@@ -335,10 +341,13 @@ def _look(values: Sequence[float], number: int, within: float | None) -> dict[st
     found: dict[str, Any] = {"ratio": math.exp(mean), "interval": (math.exp(mean - half), math.exp(mean + half))}
     if within is not None and abs(mean) + half <= math.log1p(within):
         return found | {"reason": "equal", "certainty": 1 - ERROR}
-    against = sum((value > 0) is not (mean > 0) for value in values)
+    against = sum(value * mean <= 0 for value in values)
     wrong = sum(math.comb(len(values), count) for count in range(against + 1)) / 2**freedom
-    if abs(mean) > half and number * wrong <= ERROR:
-        wrong = max(wrong, exceeds(abs(mean) / error, freedom) if error else 0.0)
+    if (abs(mean) > half or not against) and number * wrong <= ERROR:
+        if abs(mean) > half:
+            wrong = max(wrong, exceeds(abs(mean) / error, freedom) if error else 0.0)
+        else:
+            found["interval"] = (math.exp(min(values)), math.exp(max(values)))
         return found | {"reason": "faster", "certainty": 1 - number * wrong, "winner": "b" if mean > 0 else "a"}
     return found
 
@@ -349,6 +358,8 @@ def _value(a: Trial | None, b: Trial | None) -> float | str:
     assert b is not None
     if lost := [one.category for one in (a, b) if one.category is not Category.PASSED]:
         return str(lost[0])
+    if a.clock is None or b.clock is None:
+        return _UNTIMED
     if a.speedup is None or b.speedup is None:
         return "no time"
     if a.device != b.device:

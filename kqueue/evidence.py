@@ -965,6 +965,19 @@ class Evidence(Part):
     emptied_at: datetime | None = _ABSENT
     """Time at which retention removed the log and the long entries of the evidence."""
 
+    @property
+    def doubts(self) -> str:
+        """Labels that weaken a pass, for the end of its message. Empty without such a label."""
+        comparison, outputs = self.comparison, ", ".join(map(str, self.constant_outputs or ()))
+        found = {
+            f"output {outputs} of the reference is the same for all inputs, so a constant is right": bool(outputs),
+            "its values have a lower precision than the reference's": comparison and comparison.precision_downgrade,
+            "the strict comparison refuses it": comparison and not comparison.strict_correct,
+            "its own GPU code did almost none of the work": self.provenance and self.provenance.decoy,
+            "its source has code for cheating": any(one.severity is Severity.CHEAT for one in self.findings or ()),
+        }
+        return "; but " * any(found.values()) + ", and ".join(words for words, holds in found.items() if holds)
+
     @field_validator("floor", "isolation", mode="before")
     @classmethod
     def _empty_is_none(cls, value: object) -> object:

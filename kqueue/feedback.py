@@ -7,19 +7,18 @@ from collections.abc import Iterator
 from typing import Final
 
 from kqueue import examinations
-from kqueue.categories import Blame, Category
+from kqueue.categories import Blame
 from kqueue.contract import Result, Verdict
-from kqueue.evidence import Evidence, PassResult, ShapeResult, json_number
-from kqueue.figures import milliseconds, ratio, span
+from kqueue.evidence import Evidence, Facts, PassResult, ShapeResult, json_number
+from kqueue.figures import finding, milliseconds, provenance, ratio, span
 from kqueue.shapes import public
-from kqueue.text import DIAGNOSTIC
 
 #: A traceback's frame in the kernel's own file.
 _FRAME: Final = re.compile(r'File "[^"\n]*/kernel\.py", line (\d+)(?:, in (\S+))?')
+#: The kernel's line at the beginning of a message. Before the text of an exception is its type.
+_LINE: Final = re.compile(r"line (\d{1,9}): ")
 _FOLDER: Final = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 _CONTEXT_LINES: Final = 2
-_COMPILER_LINES: Final = 24
-_AFTER_COMPLAINT: Final = 4
 #: Relative errors of products whose factors were rounded to 11 or 8 bits.
 _PRECISIONS: Final = ((1e-4, 1e-3, "TF32 or fp16"), (1e-3, 1e-2, "bf16"))
 _LOWER: Final = "a lower precision than the reference's"
@@ -65,13 +64,14 @@ def describe(verdict: Result, kernel: str, *, note: str = "", limit: int = 6000)
     if note:
         lines.insert(1, note)
     if verdict.judged:
+        lines += [f"Profile {one.name}: {one.words}" for one in verdict.evidence.profiles or ()]
         lines += examinations.lines(verdict.evidence)
     if isinstance(verdict, Verdict) and verdict.reused_from is not None:
         when = "" if verdict.judged_at is None else f", of {verdict.judged_at:%Y-%m-%d %H:%M} UTC"
         lines.append(f"This is the verdict of the equal evaluation {verdict.reused_from}{when}. Nothing was run again.")
     if verdict.blame is not Blame.FLEET:
-        for finding in verdict.evidence.findings or ():
-            lines.append(f"Note: {finding.meaning}" + ("" if finding.line is None else f" (line {finding.line})"))
+        # Findings that ended the evaluation are among its facts.
+        lines += map(finding, verdict.evidence.findings or verdict.facts.findings or ())
     text = "\n".join(lines)
     return text if len(text) <= limit else f"{text[: limit - 14]}\n... (cut off)"
 
@@ -108,29 +108,16 @@ def last_frame(log: str) -> tuple[int, str | None] | None:
 def _failure(verdict: Result) -> Iterator[str]:
     phase = f" in the phase {verdict.phase}" if verdict.phase else ""
     headline, _, rest = verdict.message.partition("\n")
-    errors = _complaints(verdict.message) if verdict.category is Category.COMPILE_ERROR else []
-    # The first line of a failed build's message is its command, which does not help.
-    yield f"FAILED: {verdict.category}{phase}" + ("" if errors else f": {_short(headline)}")
+    yield f"FAILED: {verdict.category}{phase}: {_short(headline)}"
     yield verdict.category.info.meaning
-    if errors:
-        yield "The compiler reported:"
-        yield from (f"  {_short(line)}" for line in errors)
-    elif rest.strip():
-        yield _short(rest.strip())
-
-
-def _complaints(message: str) -> list[str]:
-    """Return the lines with a compiler's errors, each with the lines below it."""
-    lines = message.splitlines()
-    numbers = [i for i, line in enumerate(lines) if DIAGNOSTIC.search(line)]
-    wanted = sorted({number for i in numbers for number in range(i, min(i + 1 + _AFTER_COMPLAINT, len(lines)))})
-    return [lines[number] for number in wanted[:_COMPILER_LINES]]
+    if rest.strip():
+        yield _short(rest.rstrip())
 
 
 def _where(verdict: Result, kernel: str) -> Iterator[str]:
     """Yield the source lines round the last frame of the last traceback in the log."""
-    if verdict.category is Category.SYNTAX_ERROR and verdict.facts.line is not None:
-        number, function = verdict.facts.line, None
+    if at := _LINE.match(verdict.message):
+        number, function = int(at[1]), None
     elif frame := last_frame(verdict.log):
         number, function = frame
     else:
@@ -151,6 +138,13 @@ def _lacked(verdict: Result) -> Iterator[str]:
 
 def _differences(verdict: Result) -> Iterator[str]:
     facts, comparison = verdict.facts, verdict.evidence.comparison
+    yield from first_wrong(facts)
+    if facts.first and comparison is not None and comparison.kernelbench_correct:
+        yield "torch.allclose on the problem's own inputs would have accepted it."
+
+
+def first_wrong(facts: Facts) -> Iterator[str]:
+    """Yield the number of wrong values and the first of them, if there are any."""
     if not facts.first:
         return
     given = facts.kind == "given"
@@ -159,8 +153,6 @@ def _differences(verdict: Result) -> Iterator[str]:
     yield f"{what[0].upper()}{what[1:]}, {on}: {facts.wrong} of {facts.of} values are wrong. The first:"
     for wrong in facts.first:
         yield f"  index {list(wrong.index)}: expected {json_number(wrong.expected)}, got {json_number(wrong.got)}"
-    if comparison is not None and comparison.kernelbench_correct:
-        yield "torch.allclose on the problem's own inputs would have accepted it."
 
 
 def causes(verdict: Result) -> Iterator[str]:
@@ -169,8 +161,12 @@ def causes(verdict: Result) -> Iterator[str]:
     if not facts.first:
         return
     if facts.unwritten is not None:
-        every = "All wrong values" if facts.unwritten == facts.wrong else f"{facts.unwritten} of the wrong values"
+        every = (
+            "All wrong values" if facts.unwritten >= (facts.wrong or 0) else f"{facts.unwritten} of the wrong values"
+        )
         yield f"{every} were never written: check the grid, the masks and the tail of each dimension."
+    if (facts.effect or "").startswith("gradient") and any("complex" in one.dtype for one in evidence.inputs or ()):
+        yield "Complex gradients are conjugated: multiply the upstream gradient by the derivative's conjugate."
     if facts.ties_only:
         yield "The indices differ only where the values at them are equal: break ties as the reference does."
     if evidence.parameters is not None:
@@ -227,9 +223,7 @@ def _limits(verdict: Result) -> Iterator[str]:
             "uncoalesced access, arithmetic, and launches."
         )
     if evidence.provenance is not None:
-        yield f"GPU time by source: {evidence.provenance.why}."
-    if evidence.comparison is not None and evidence.comparison.precision_downgrade:
-        yield "It computes at a lower precision than the reference."
+        yield f"GPU time by source: {provenance(evidence.provenance)}."
 
 
 def _short(text: str) -> str:

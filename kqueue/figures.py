@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 from kqueue.errors import InvalidRequest
-from kqueue.text import one_line
+from kqueue.text import one_line, short
 
 if TYPE_CHECKING:
     from kqueue.evidence import Finding, Provenance
@@ -20,6 +21,12 @@ _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w":
 def milliseconds(value: float | None) -> str:
     """Format a time with four digits. Empty for None."""
     return "" if value is None else f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def brief(message: str | None, reused_from: UUID | str | None = None, *, most: int = 160) -> str:
+    """Return a verdict's message for a row of a table, with its origin, without what all right kernels share."""
+    own = re.sub(r"^right on \d+ input sets, \d+ of them hidden variants.*? each time(; )?", "", message or "")
+    return f"reused from {reused_from!s:.8}. " * bool(reused_from) + short(own, most)
 
 
 def gib(value: int) -> str:
@@ -81,8 +88,9 @@ def _some(names: Sequence[str], title: str) -> str:
     """Return the first three names of kernels, shortened. The JSON form has all names in full."""
     if not names:
         return ""
-    short = [name if len(name) <= 60 else f"{name[:57]}..." for name in names[:3]]
-    return f"; {title}: {', '.join(short)}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"; {title}: {', '.join(short(name, 60) for name in names[:3])}" + (
+        f" and {len(names) - 3} more" if len(names) > 3 else ""
+    )
 
 
 def finding(found: Finding) -> str:

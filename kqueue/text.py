@@ -15,8 +15,6 @@ from typing import Final
 #: Unicode categories that are escaped: controls, formatting (which can reverse text), surrogates, private use,
 #: unassigned, and line and paragraph separators.
 _UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-#: A compiler's error: ``main.cpp:6:43: error: ...`` (C++), ``main.cu(6): error: ...`` (nvcc), ``at 6:43:`` (Triton).
-DIAGNOSTIC: Final = re.compile(r"(:\d+(:\d+)?|\(\d+\)): (fatal )?error\b|^\S*\s*at \d+:\d+:|\bundefined symbol\b")
 #: Positions before text that a spreadsheet would read as a formula: at the beginning, and after each semicolon, tab or
 #: line feed, because spreadsheets can split cells there. White space and quotation marks before the sign are skipped.
 #: A text that begins with a tab or a line feed counts as a formula too.
@@ -41,6 +39,12 @@ def clean(value: object) -> str:
 def one_line(value: object) -> str:
     """Return ``value`` as clean text on one line. Each run of white space becomes one space."""
     return " ".join(clean(value).split())
+
+
+def short(value: object, most: int = 160) -> str:
+    """Return ``value`` as clean text on one line, which is cut after a word, with a mark, to ``most`` characters."""
+    line = "" if value is None else one_line(value)
+    return line if len(line) <= most else f"{line[:most].rsplit(' ', 1)[0][: most - 1]}…"
 
 
 def cell(value: object) -> str:
@@ -75,15 +79,3 @@ def _is_unsafe(char: str) -> bool:
 
 
 _SHOWN: Final = _Shown()
-
-
-def has_diagnostic(message: str) -> bool:
-    """Return whether the first line of a message is a compiler's error."""
-    return DIAGNOSTIC.search(message.partition("\n")[0]) is not None
-
-
-def from_diagnostic(message: str) -> str:
-    """Return a message from a compiler's first error on, without the command line before it, or the whole message."""
-    lines = message.splitlines()
-    first = next((number for number, line in enumerate(lines) if DIAGNOSTIC.search(line)), 0)
-    return "\n".join(lines[first:])

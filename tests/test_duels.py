@@ -67,6 +67,18 @@ def test_equal_kernels_seldom_get_a_winner_and_a_slower_one_is_found() -> None:
     assert sum(end.reason == "equal" for end in equal) >= 90
 
 
+@pytest.mark.parametrize("against", [0, 1])
+def test_rounds_that_all_agree_decide_at_the_first_look(against: int) -> None:
+    """Their spread does not matter. With a round against them, the t-test must agree too."""
+    values = [5.0] * (8 - against) + [1.01, 1e3] + [0.9] * against
+    now = state([(trial(), trial(speedup)) for speedup in values])
+    assert (now.rounds, now.winner) == (10, None if against else "b")
+    if not against:
+        assert now.interval == (pytest.approx(1.01), pytest.approx(1e3))
+        assert now.certainty is not None
+        assert now.certainty >= 1 - ERROR
+
+
 def test_ends() -> None:
     wrong = trial(None, category=Category.WRONG_VALUES)
     lost = trial(None, category=Category.WORKER_LOST)
@@ -91,6 +103,10 @@ def test_ends() -> None:
     assert (now.rounds, now.due, now.reason) == (1, 9, None)
     assert now.voids == {"worker_lost": 1, "other clock": 1, "no time": 1, "other device": 1}
     assert end(*[(good, lost)] * 6).reason == "void"
+    # A kernel that passes without a time would never have one.
+    now = end((good, Trial(Category.PASSED, None, None, "some device")))
+    assert (now.reason, now.winner, now.voids) == ("void", None, {"not timed": 1})
+    assert "is never timed here, and its verdict says why" in now.message
     assert "larger inputs" not in end(*[(good, lost)] * 6).message
     assert "larger inputs" in end(*[(good, trial(clock="gpu_clock"))] * 6).message
     # By two clocks, only the least difference that the intervals allow counts.

@@ -144,6 +144,27 @@ def test_a_part_may_have_two_forms_or_be_empty() -> None:
         assert Evidence.model_validate({name: {}}) == Evidence()
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"constant_outputs": [0, 2]},
+            "output 0, 2 of the reference is the same for all inputs, so a constant is right",
+        ),
+        ({"comparison": {"precision_downgrade": True}}, "its values have a lower precision than the reference's"),
+        ({"comparison": {"strict_correct": False}}, "the strict comparison refuses it"),
+        ({"provenance": {"decoy": True}}, "its own GPU code did almost none of the work"),
+        ({"findings": [STORED["findings"][0] | {"severity": "cheat"}]}, "its source has code for cheating"),
+    ],
+)
+def test_a_label_that_makes_a_pass_mean_little_has_words(fields: dict[str, Any], words: str) -> None:
+    """Each label is in the end of the message, and without one the message has no such end."""
+    name, value = next(iter(fields.items()))
+    labelled = STORED[name] | value if isinstance(value, dict) else value
+    assert Evidence.model_validate(STORED | {name: labelled}).doubts == f"; but {words}"
+    assert Evidence.model_validate(STORED).doubts == Evidence().doubts == ""
+
+
 @pytest.mark.parametrize("category", Category)
 def test_an_outcome_has_what_its_category_needs(category: Category) -> None:
     """The required fields are enough, and an outcome without one of them is refused with its name."""

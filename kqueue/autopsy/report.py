@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict
 from kqueue import passes
 from kqueue.categories import Blame, Category
 from kqueue.contract import Request, Result
-from kqueue.evidence import Facts, InputTensor, json_number
+from kqueue.evidence import Facts, InputTensor
+from kqueue.feedback import first_wrong
 from kqueue.text import clean
 
 
@@ -144,13 +145,7 @@ class Report(BaseModel):
                 else f", elements {self.kept[0]} to {self.kept[1] - 1} only, all other elements 0"
             )
             yield f"values: {self.fill}{only}, {sets}"
-        if self.facts.first:
-            what = self.facts.effect or f"output {self.facts.output}"
-            yield f"{what}: {self.facts.wrong} of {self.facts.of} values are wrong. The first:"
-            for wrong in self.facts.first:
-                yield (
-                    f"  index {list(wrong.index)}: expected {json_number(wrong.expected)}, got {json_number(wrong.got)}"
-                )
+        yield from first_wrong(self.facts)
         why = {
             Ended.SMALLEST: "nothing smaller was found to fail",
             Ended.EVALUATIONS: "the evaluations were used up before the smallest problem was found",

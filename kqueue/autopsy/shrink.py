@@ -18,7 +18,7 @@ from kqueue import shapes
 from kqueue.autopsy.report import SEED, Change, Ended, Report, program, words_of
 from kqueue.categories import Category
 from kqueue.contract import Examination, Phase, Request, Result, Settings
-from kqueue.evidence import InputTensor
+from kqueue.evidence import Facts, InputTensor
 from kqueue.feedback import last_frame
 
 
@@ -161,6 +161,10 @@ SHRUNK: Final = frozenset(
         Category.NONDETERMINISTIC,
     }
 )
+#: Categories of wrong values, whose kinds are compared instead.
+_WRONG: Final = frozenset({Category.NOT_FINITE, Category.WRONG_VALUES})
+#: Maximum relative error of the first wrong values that counts as rounding, as of products of bf16 numbers.
+_ROUNDING: Final = 0.1
 #: Phases before a kernel receives any of its problem's data.
 _EARLY: Final = frozenset({Phase.PREPARE, Phase.REFERENCE, Phase.LOAD})
 #: Seeds of the input sets while sizes shrink. A wrong value does not always show on a single set.
@@ -571,11 +575,11 @@ def _untimed(settings: Settings) -> Settings:
 
 
 def _signature(result: Result) -> tuple[object, ...]:
-    """Return the properties that identify a failure. Values, and text that a kernel could print, are not among them."""
+    """Return the properties that identify a failure. Single values and text of a kernel are not among them."""
     facts = result.facts
     raised = (facts.exception, facts.cuda_code, last_frame(result.log)) if facts.exception is not None else None
     return (
-        result.category,
+        _kind(facts) if result.category in _WRONG else result.category,
         result.phase,
         raised,
         facts.signal,
@@ -584,6 +588,16 @@ def _signature(result: Result) -> tuple[object, ...]:
         facts.output,
         facts.input,
     )
+
+
+def _kind(facts: Facts) -> str:
+    """Return the kind of wrong values. Memory outside a tensor can hold NaN at one shape and numbers at another."""
+    first = facts.first or ()
+    if facts.unwritten == facts.of or (facts.wrong == facts.of and not any(wrong.got for wrong in first)):
+        return "nothing was computed, as with an empty grid"
+    error = math.dist([wrong.got for wrong in first], expected := [wrong.expected for wrong in first])
+    small = error < _ROUNDING * math.hypot(*expected)
+    return "some were never written" if facts.unwritten else "rounding" if small else "others"
 
 
 def _checks(case: Case) -> int:

@@ -15,6 +15,7 @@ CUTE: Final = Backend(
     kernel_names=(r"kernel_cutlass_(?P<name>\w+?)_(tensor\w*|\d+)",),
     # Its base class is also the base of DSLCudaRuntimeError, which is raised for launches.
     compile_errors=(
+        "cutlass._mlir._mlir_libs._cutlass_ir._mlir.ir.MLIRError",
         "cutlass.base_dsl.common.DSLAstPreprocessorError",
         "cutlass.base_dsl.common.DSLNotImplemented",
         "cutlass.base_dsl.common.DSLOperationBuildError",

@@ -22,6 +22,7 @@ NUMBA: Final = Backend(
         "numba.cuda.core.errors.NumbaError",
         "numba.core.errors.UnsupportedBytecodeError",
         "numba.cuda.core.errors.UnsupportedBytecodeError",
+        "numba.cuda.errors.UnsupportedBytecodeError",
         "numba.cuda.cudadrv.driver.LinkerError",
         "numba.cuda.cudadrv.error.NvrtcError",
         "numba.cuda.cudadrv.error.NvvmError",

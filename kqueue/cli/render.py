@@ -1,7 +1,6 @@
 """The output of commands: text that is safe for a terminal (:mod:`kqueue.text`), JSON lines, tables, bars, pictures.
 
-A command builds its view, which is a dataclass or a list of them, and prints it with :func:`emit`. Commands also
-import the formats of :mod:`kqueue.figures` from here.
+A command builds its view, which is a dataclass or a list of them, and prints it with :func:`emit`.
 """
 
 from __future__ import annotations
@@ -16,17 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from kqueue.errors import ConfigError, InvalidRequest
-from kqueue.figures import age as age
-from kqueue.figures import budget as budget
-from kqueue.figures import finding as finding
-from kqueue.figures import gib as gib
-from kqueue.figures import milliseconds as milliseconds
-from kqueue.figures import moment as moment
-from kqueue.figures import provenance as provenance
-from kqueue.figures import ratio as ratio
-from kqueue.figures import span as span
-from kqueue.figures import step as step
-from kqueue.figures import yes_no as yes_no
 from kqueue.text import clean, one_line
 
 if TYPE_CHECKING:
@@ -42,6 +30,10 @@ Columns = Mapping[str, Callable[[RowT], object]]
 
 #: Columns between two columns of a table.
 _GAP: Final = 3
+#: Minimum width of a message, whose words can be broken.
+_MESSAGE: Final = 20
+#: Columns that are left out of a table that is too wide, in this order, before those at its right.
+_SPARED: Final = ("device", "baseline ms", "age", "backend", "problem", "runtime ms", "message")
 #: Name of standard output.
 STDOUT: Final = "-"
 _STYLES: Final = {"none": "green", "candidate": "red", "problem": "magenta", "fleet": "yellow", "nobody": "dim"}
@@ -123,7 +115,7 @@ def table(columns: Columns[RowT], *, title: str = "", empty: str = "") -> Callab
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-    """Print a table. If its words do not fit next to each other, print each row as lines of a name and its cell.
+    """Print a table. Columns whose words do not fit in the terminal are left out, and the last line has their names.
 
     Args:
         columns: names of the columns. Times and counts are aligned to the right.
@@ -137,31 +129,30 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     from rich.text import Text
 
     cells = [[one if isinstance(one, Text) else text("" if one is None else one) for one in row] for row in rows]
-    whole: list[int] = []
-    words: list[int] = []
-    for column in zip(map(Text, columns), *cells, strict=True):
-        whole.append(max(cell.cell_len for cell in column))
-        words.append(max((cell_len(word) for cell in column for word in cell.plain.split()), default=1))
+    every = list(enumerate(zip(map(Text, columns), *cells, strict=True)))
+    whole = {at: max(cell.cell_len for cell in column) for at, column in every}
+    words = {
+        at: max((cell_len(word) for cell in column for word in cell.plain.split()), default=1) for at, column in every
+    }
+    words |= {at: min(words[at], _MESSAGE) for at in words if columns[at] == "message"}
     out = console()
-    spare = out.width - sum(words) - _GAP * len(columns)
-    if spare < 0:
-        if title:
-            out.print(title)
-        for row in cells:
-            out.print()
-            for column, cell in zip(columns, row, strict=True):
-                if cell.plain:
-                    out.print(Text(f"{column or '-':<{max(map(len, columns))}}  ") + cell, soft_wrap=True)
-        return
+    order = [columns.index(name) for name in _SPARED if name in columns[1:]]
+    order += [at for at in range(len(columns) - 1, 0, -1) if at not in order]
+    while (spare := out.width - sum(words.values()) - _GAP * len(words)) < 0 and order:
+        del words[order.pop(0)]
     shown = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
-    for column, longest, width in zip(columns, whole, words, strict=True):
-        numeric = column.endswith((" ms", " s")) or column in {"n", "speedup", "attempts"}
-        more = min(spare, longest - width)
+    for at, width in words.items():
+        numeric = columns[at].endswith((" ms", " s")) or columns[at] in {"n", "speedup", "attempts"}
+        more = max(0, min(spare, whole[at] - width))
         spare -= more
-        shown.add_column(column, justify="right" if numeric else "left", overflow="fold", width=width + more)
+        shown.add_column(
+            columns[at], justify="right" if numeric else "left", overflow="fold", width=min(width + more, out.width)
+        )
     for row in cells:
-        shown.add_row(*row)
+        shown.add_row(*(row[at] for at in words))
     out.print(shown)
+    if omitted := [name for at, name in enumerate(columns) if name and at not in words]:
+        out.print(f"(too narrow for: {', '.join(omitted)})")
 
 
 def category_text(category: str, blame: str) -> Text:
@@ -240,9 +231,3 @@ def write_picture(file: Path, picture: bytes) -> None:
     if existed:
         say(f"{file} existed and was replaced")
     print(clean(file))
-
-
-def message_cell(message: str | None, reused_from: object) -> str:
-    """Return the start of a verdict's message, preceded by the origin of a reused verdict."""
-    reused = f"reused from {str(reused_from)[:8]}" if reused_from else ""
-    return ". ".join(filter(None, (reused, message)))[:100]

@@ -14,22 +14,10 @@ import typer
 from kqueue import figures
 from kqueue.cli import audit, options
 from kqueue.cli.connection import database, reading
-from kqueue.cli.render import (
-    Columns,
-    age,
-    budget,
-    category_text,
-    emit,
-    first,
-    message_cell,
-    milliseconds,
-    ratio,
-    say,
-    span,
-    table,
-)
+from kqueue.cli.render import Columns, category_text, emit, first, say, table
 from kqueue.cli.token import budget_record
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation
+from kqueue.figures import age, brief, budget, milliseconds, ratio, span
 from kqueue.states import EvaluationState, Priority
 
 if TYPE_CHECKING:
@@ -110,7 +98,7 @@ _FINISHED: Final[Columns[Listed]] = {
     "baseline ms": lambda listed: milliseconds(listed.baseline_ms),
     "speedup": lambda listed: _speedup(listed),
     "device": lambda listed: listed.device,
-    "message": lambda listed: message_cell(listed.message, listed.reused_from),
+    "message": lambda listed: brief(listed.message, listed.reused_from, most=100),
 }
 
 
@@ -199,7 +187,7 @@ _CHANGES: Final[Columns[Pair]] = {
     "first speedup": lambda pair: _speedup(pair.first),
     "second speedup": lambda pair: _speedup(pair.second),
     "ratio": lambda pair: ratio(pair.ratio),
-    "message": lambda pair: message_cell(pair.second.message, None),
+    "message": lambda pair: brief(pair.second.message, most=100),
 }
 
 

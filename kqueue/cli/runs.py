@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kqueue.cli.render import make_bar, milliseconds, ratio, say, text
+from kqueue.cli.render import make_bar, say, text
 from kqueue.errors import ConfigError, InvalidRequest, KqueueError
-from kqueue.text import clean
+from kqueue.figures import milliseconds, ratio
+from kqueue.text import clean, short
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -280,7 +281,7 @@ def _outcome(one: Proposal) -> str:
     """Return the result of a proposal in one line."""
     state = one.category or ("no answer" if one.error else "no kernel" if one.ended_at else "open")
     times = "" if one.runtime_ms is None else f", {milliseconds(one.runtime_ms)} ms {ratio(one.speedup)}".rstrip()
-    why = "" if one.category == "passed" else f": {(one.error or one.message or '').partition(chr(10))[0][:200]}"
+    why = "" if one.category == "passed" else f": {short((one.error or one.message or '').partition(chr(10))[0], 200)}"
     return f"{state}{why}{times}{scored(one.scores)}"
 
 

@@ -17,24 +17,9 @@ import typer
 
 from kqueue.cli import options
 from kqueue.cli.connection import detail_of
-from kqueue.cli.render import (
-    Columns,
-    category_text,
-    console,
-    emit,
-    finding,
-    milliseconds,
-    moment,
-    print_table,
-    provenance,
-    ratio,
-    say,
-    span,
-    table,
-    text,
-    yes_no,
-)
+from kqueue.cli.render import Columns, category_text, console, emit, print_table, say, table, text
 from kqueue.errors import ConfigError, InvalidRequest, ServiceError, UnknownEvaluation
+from kqueue.figures import milliseconds, moment, ratio, yes_no
 from kqueue.states import EvaluationState
 from kqueue.text import clean, one_line
 
@@ -42,7 +27,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from kqueue.contract import Outcome, Verdict
-    from kqueue.evidence import Measurement
     from kqueue.store.reports import AttemptDetail, Detail
 
 #: Maximum number of lines of the log that `show` prints without `--log`.
@@ -183,43 +167,19 @@ def print_result(result: Outcome | Verdict, kernel: str, fields: Mapping[str, ob
 
     console().print(category_text(result.category, result.blame), end="")
     console().print(f"  blame: {result.blame}")
-    _print_fields(
-        phase=result.phase,
-        compiled=yes_no(result.compiled),
-        correct=yes_no(result.correctness),
-        runtime=_measurement(result.runtime),
-        baseline=_measurement(result.baseline),
-        speedup=ratio(result.speedup) + span(result.speedup_interval),
-        provenance=provenance(result.evidence.provenance),
-        **fields,
-    )
+    _print_fields(compiled=yes_no(result.compiled), correct=yes_no(result.correctness), **fields)
     _print_block("in words", feedback.describe(result, kernel))
     if isinstance(result, Verdict) and not result.passed:
         from kqueue.autopsy.shrink import refused
 
         if refused(result) is None:
             console().print(f"`kqueue autopsy {result.evaluation_id}` shrinks this failure to its smallest input")
-    # Findings that ended the evaluation are among its facts.
-    if findings := result.evidence.findings or result.facts.findings:
-        _print_block("findings", "\n".join(map(finding, findings)))
-    if results := result.evidence.profiles:
-        _print_block("profiles", "\n".join(f"{one.name}: {one.words}" for one in results))
     lines = result.log.splitlines()
     if lines and all_of_log:
         _print_block("log", result.log)
     elif lines:
         left_out = f", the last {_LOG_LINES} of {len(lines)} lines (--log for all)" if len(lines) > _LOG_LINES else ""
         _print_block(f"log{left_out}", "\n".join(lines[-_LOG_LINES:]))
-
-
-def _measurement(taken: Measurement | None) -> str:
-    if taken is None:
-        return ""
-    median, q1, q3, overhead = map(milliseconds, (taken.median_ms, taken.q1_ms, taken.q3_ms, taken.null_ms))
-    return (
-        f"{median} ms, quartiles {q1} to {q3}, {taken.count} calls, {'cold' if taken.cold_l2 else 'warm'} L2, "
-        f"{overhead} ms launch overhead subtracted, basis {taken.basis}"
-    )
 
 
 # diff ------------------------------------------------------------------------------------------------

@@ -24,6 +24,13 @@ _MAX_LINE_BYTES: Final = 16 << 20
 _MOST_KERNELS: Final = 10_000
 #: Endings of files that describe problems of other projects.
 _SETS: Final = frozenset({".json", ".jsonl", ".parquet", ".yml"})
+#: Advice on files that are not Python, with their endings.
+_OTHERS: Final = {
+    "put its text into a .py file, and compile it there by torch.utils.cpp_extension.load_inline": ".cu .cuh .cpp .h",
+    "give the source from which it was compiled, in a .py file": ".ptx .cubin .fatbin .so .o",
+    "there is no backend for Mojo": ".mojo",
+    "unpack it, and name the .py files in it": ".zip .tar .gz .tgz .bz2 .xz .zst .7z .whl",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,9 @@ def read_source(path: Path) -> str:
     """Read a source file."""
     from kqueue.contract import MAX_SOURCE_BYTES
 
+    for advice, endings in _OTHERS.items():
+        if path.suffix.lower() in endings.split():
+            raise InvalidRequest(f"{path}: kernels and problems are files of Python: {advice}")
     text = read_text(path, MAX_SOURCE_BYTES)
     if not text.strip():
         raise InvalidRequest(f"{path}: the file is empty")
@@ -92,7 +102,7 @@ def find_kernels(patterns: Sequence[str]) -> list[Path]:
         if path.is_dir():
             matches = sorted(path.glob("*.py"))
             if not matches:
-                raise InvalidRequest(f"{pattern}: no .py file in this folder")
+                raise InvalidRequest(f"{pattern}: no .py file in this folder: a kernel is one")
         elif path.exists() or not glob.has_magic(pattern):
             matches = [path]  # a missing file is reported later, as one bad kernel
         else:

@@ -19,8 +19,9 @@ from kqueue.categories import Blame, Category
 from kqueue.cli import options
 from kqueue.cli.connection import Reader, reading
 from kqueue.cli.devices import last_day, print_last_day
-from kqueue.cli.render import Columns, age, category_text, console, emit, gib, print_table, step, table, text
+from kqueue.cli.render import Columns, category_text, console, emit, print_table, table, text
 from kqueue.errors import ConfigError, DatabaseUnavailable, KqueueError, SchemaMismatch
+from kqueue.figures import age, brief, gib, step
 from kqueue.states import EvaluationState
 
 if TYPE_CHECKING:
@@ -431,7 +432,7 @@ def _failures(listed: Iterable[Listed], *, wide: bool) -> Table:
         row: list[object] = [one.blame, age(one.finished_at), category_text(str(one.category), one.blame)]
         if wide:
             row += [str(one.evaluation_id)[:8], kernel]
-        rows.append((*row, (one.message or "")[:200]))
+        rows.append((*row, brief(one.message)))
     columns = ("blame", "ago", "category", *(["id", "kernel"] if wide else []), "message")
     return _table("last failures", columns, rows, right=(1,))
 

@@ -27,16 +27,14 @@ from kqueue.cli.render import (
     counted,
     emit,
     make_bar,
-    message_cell,
-    milliseconds,
     progress,
-    ratio,
     say,
     table,
     write_json,
 )
 from kqueue.cli.sources import Entry
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation, WaitTimeout
+from kqueue.figures import brief, milliseconds, ratio
 from kqueue.text import clean
 
 if TYPE_CHECKING:
@@ -373,7 +371,7 @@ def _way_back(items: Sequence[Item], batch: str | None) -> Generator[None]:
 def say_verdict(item: Item) -> None:
     """Print one line with a verdict to stderr, unless stderr is a terminal, which shows a bar."""
     if not sys.stderr.isatty():
-        cells = (item.label("kernel"), item.of_verdict("category"), item.of_verdict("message"))
+        cells = (item.label("kernel"), item.of_verdict("category"), brief(item.of_verdict("message")))
         say(": ".join(filter(None, cells)))
 
 
@@ -384,7 +382,7 @@ VERDICT: Final[Columns[Item]] = {
     "runtime ms": lambda item: milliseconds(item.of_verdict("runtime_ms")),
     "baseline ms": lambda item: milliseconds(item.of_verdict("baseline_ms")),
     "speedup": lambda item: ratio(item.of_verdict("speedup")),
-    "message": lambda item: message_cell(item.of_verdict("message"), item.of_verdict("reused_from")),
+    "message": lambda item: brief(item.of_verdict("message"), item.of_verdict("reused_from"), most=100),
 }
 _LABELS: Final[Columns[Item]] = {
     "problem": lambda item: item.label("problem"),

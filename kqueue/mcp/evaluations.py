@@ -14,7 +14,7 @@ from kqueue.client.transport import Accepted
 from kqueue.contract import Request, Verdict, parse_request
 from kqueue.errors import InvalidRequest, KqueueError, ServiceError, UnknownEvaluation
 from kqueue.mcp.connection import Call, Caller
-from kqueue.mcp.rendering import short
+from kqueue.text import short
 
 #: Seconds for which the fleet holds one request for verdicts, and so the interval between reports to an agent.
 _TICK_S: Final = 2.0

@@ -19,6 +19,7 @@ from kqueue.client.transport import check_each
 from kqueue.contract import Precision, Request, Sanitizer, Verdict, parse_request
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import NEEDS, Facts
+from kqueue.figures import brief
 from kqueue.mcp import evaluations, files, rendering
 from kqueue.mcp.autopsy import dissect
 from kqueue.mcp.connection import Call, Caller, Connection, caller_of
@@ -48,6 +49,7 @@ from kqueue.mcp.schemas import (
     with_advice,
 )
 from kqueue.mcp.tuning import tune
+from kqueue.text import short
 
 #: Maximum characters of a `repro.py` in an answer.
 _MOST_REPRO: Final = 64_000
@@ -118,7 +120,7 @@ async def submit(call: Call, arguments: SeveralKernels) -> Annotated[CallToolRes
     rest = iter(await evaluations.submit_each(caller, requests))
     outcomes = [next(rest) if isinstance(entry, Request) else entry for entry in entries]
     submitted = [
-        Submitted(evaluation_id=None, error=rendering.short(outcome, 300))
+        Submitted(evaluation_id=None, error=short(outcome, 300))
         if isinstance(outcome, InvalidRequest)
         else Submitted(evaluation_id=str(outcome.evaluation_id), error=None)
         for outcome in outcomes
@@ -147,8 +149,8 @@ async def wait(
     for identity in ids:
         if verdict := done.get(identity):
             listed.append(Judged.of(verdict))
-            label = f" ({rendering.short(verdict.kernel_label)})" if verdict.kernel_label else ""
-            lines.append(f"{identity}{label}: {rendering.headline(verdict)}: {rendering.short(verdict.message)}")
+            label = f" ({short(verdict.kernel_label)})" if verdict.kernel_label else ""
+            lines.append(f"{identity}{label}: {rendering.headline(verdict)}: {brief(verdict.message)}")
         else:
             listed.append(Judged(evaluation_id=str(identity), state="open"))
             lines.append(f"no verdict yet: {why if identity == late[0] else identity}")
@@ -274,7 +276,7 @@ async def problems(
     rows = [
         {
             "problem": f"sha256:{row['problem_hash']}",
-            "problem_label": rendering.short(row["problem_label"] or ""),
+            "problem_label": short(row["problem_label"] or ""),
             "bytes": row["bytes"],
             "created_at": row["created_at"],
             "shared_by": row.get("owner"),
@@ -310,7 +312,7 @@ async def leaderboard(
     rows = [
         {
             "problem": f"sha256:{row['problem_hash']}",
-            **{name: rendering.short(row[name] or "") for name in ("problem_label", "kernel_label", "device")},
+            **{name: short(row[name] or "") for name in ("problem_label", "kernel_label", "device")},
             **{
                 name: row[name]
                 for name in ("precision", "backend", "runtime_ms", "baseline_ms", "speedup", "evaluation_id")

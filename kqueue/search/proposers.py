@@ -22,6 +22,7 @@ from kqueue.feedback import instruction
 from kqueue.files import read_text
 from kqueue.search.plan import Plan
 from kqueue.store.searches import Proposal
+from kqueue.text import short
 
 _RETRIES: Final = 3
 _SHOWN_CHARACTERS: Final = 400
@@ -265,7 +266,7 @@ def digest(proposals: Sequence[Proposal]) -> str:
     failures: dict[str, list[Proposal]] = defaultdict(list)
     for one in reversed(ended.values()):
         if one.category != "passed" and one.scores is not None:
-            first_line = (one.message or "").partition("\n")[0][:_MESSAGE_CHARACTERS]
+            first_line = short((one.message or "").partition("\n")[0], _MESSAGE_CHARACTERS)
             failures[f"{one.category or 'no kernel'}: {first_line}"].append(one)
     if failures:
         lines.append("Failed:")

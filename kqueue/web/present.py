@@ -19,7 +19,7 @@ from pygments.lexers.python import PythonLexer
 
 from kqueue import figures
 from kqueue.categories import Blame, Category
-from kqueue.text import clean, one_line
+from kqueue.text import clean, short
 from kqueue.web import export, files
 
 #: The main pages in the order of the navigation: path and name.
@@ -36,8 +36,6 @@ NAVIGATION: Final = (
 
 #: Maximum characters of a value.
 _LONGEST: Final = 100_000
-#: Maximum characters of a cell in a table.
-_SHORT: Final = 120
 #: Maximum characters of a source with syntax highlighting.
 _COLOURED: Final = 200_000
 #: Signs by blame, so that colour is never the only mark of a failure.
@@ -82,12 +80,6 @@ def _finalize(value: object) -> object:
 
 def _capped(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]} … ({len(text) - most} more characters)"
-
-
-def _short(value: object, most: int = _SHORT) -> str:
-    """Return a value as one line, cut to ``most`` characters, for cells of tables and headings."""
-    shown = "" if value is None else one_line(value)
-    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def _count(number: float) -> str:
@@ -162,6 +154,7 @@ _templates: Final = Environment(
 _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "ago": _ago,
     "blame_of": _blame_of,
+    "brief": figures.brief,
     "budget": figures.budget,
     "count": _count,
     "gib": figures.gib,
@@ -175,7 +168,7 @@ _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "span": figures.span,
     "seconds": _seconds,
     "seconds_since": _seconds_since,
-    "short": _short,
+    "short": short,
     "size": _size,
     "step": figures.step,
 }

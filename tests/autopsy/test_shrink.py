@@ -25,6 +25,8 @@ from tests.autopsy.tail import TAIL, TAIL_KERNEL, execute, fails
 from tests.samples import ended
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+#: Value of outputs before they are written.
+UNWRITTEN = -1.5
 #: Time limit in seconds far above the duration of these autopsies.
 LONG_S = 600.0
 
@@ -56,9 +58,14 @@ def judge_here(request: Request) -> Outcome:
     wrong = torch.nonzero(expected != got).tolist()
     if not wrong:
         return Outcome(category=Category.PASSED, evidence=evidence)
-    first = tuple(WrongLocation(index=tuple(index), expected=1.0, got=0.0) for index in wrong[:1])
-    facts = Facts(output=0, kind="given", wrong=len(wrong), of=got.numel(), first=first)
-    return ended(Category.WRONG_VALUES, facts=facts, evidence=evidence)
+    first = tuple(
+        WrongLocation(index=tuple(at), expected=expected[tuple(at)].item(), got=got[tuple(at)].item())
+        for at in wrong[:1]
+    )
+    unwritten = int((got == UNWRITTEN).sum()) or None
+    facts = Facts(output=0, kind="given", wrong=len(wrong), of=got.numel(), first=first, unwritten=unwritten)
+    category = Category.WRONG_VALUES if got.isfinite().all() else Category.NOT_FINITE
+    return ended(category, facts=facts, evidence=evidence)
 
 
 def dissect(local: Any, problem: str, kernel: str, *, most: int = 100) -> Report:
@@ -88,6 +95,23 @@ def test_a_tail_is_found_by_bisection_with_its_first_wrong_place(tmp_path: Path)
     right = report.repro.replace("out[:, x.shape[1] // 32 * 32:] = 0", "pass")
     assert right != report.repro
     assert execute(right, tmp_path)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "smallest"),
+    [
+        (f"out = torch.full_like(x, {UNWRITTEN}); out[:, : n // 32 * 32] = 2 * x[:, : n // 32 * 32]", (1, 33)),
+        ("out = torch.zeros_like(x); out[:, : n // 32 * 32] = 2 * x[:, : n // 32 * 32]", (1, 33)),
+        ("out = 2 * x; out[:, -1] = torch.nan if n > 40 else 1e3", (1, 1)),
+        ("out = 2.02 * x if n > 40 else 2 * x + 1e3", (1, 41)),
+    ],
+    ids=["nothing is written", "nothing but zeros", "out of bounds", "rounding"],
+)
+def test_the_same_way_is_the_same_kind_of_difference(body: str, smallest: tuple[int, int]) -> None:
+    """A shape at which the grid is empty does not count, nor does another kind. NaN can become another wrong value."""
+    kernel = TAIL_KERNEL.partition("        out =")[0] + f"        n = x.shape[1]; {body}; return out\n"
+    report = dissect(judge_here, TAIL, kernel)
+    assert [after.shape for after in report.after or ()] == [smallest]
 
 
 def test_it_stops_after_its_evaluations_with_the_best_so_far() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from uuid import UUID
 
@@ -12,6 +13,7 @@ from kqueue.categories import Category
 from kqueue.cli.render import print_table
 from kqueue.contract import Outcome, Phase
 from kqueue.evidence import Evidence, Facts
+from kqueue.figures import brief
 from kqueue.store import evaluations
 from tests.cli.command import PROBLEM, Cli, judge, submit
 from tests.samples import ended, measurement, passed, timed
@@ -64,7 +66,14 @@ def test_show_tells_all_of_one_evaluation(cli: Cli, engine: Engine, worker: UUID
     judge(engine, worker, lambda _: passed())
     done = cli("show", str(identity)[:8], "--source")
     assert done.returncode == 0, done.stderr
-    for words in (str(identity), "relu", "cpu-0@here", "test device", "passed", "0.5 ms, quartiles 0.45 to 0.55"):
+    for words in (
+        str(identity),
+        "relu",
+        "cpu-0@here",
+        "test device",
+        "passed",
+        "0.5 ms (median of ",
+    ):
         assert words in done.stdout
     assert PROBLEM in done.stdout
     [record] = cli.told("show", str(identity))
@@ -90,9 +99,9 @@ def test_findings_and_provenance_are_one_line_each(cli: Cli, engine: Engine, wor
     lines = cli("show", str(identity)).stdout.splitlines()
     assert {
         "cheat: patched_clock, line 7: replaces a clock: torch.cuda.Event = Quick",
-        "robust-kbench: failed: too far",
+        "Profile robust-kbench: failed: too far",
     } <= {*lines}
-    [line] = [line for line in lines if line.startswith("provenance")]
+    [line] = [line for line in lines if line.startswith("GPU time by source: ")]
     for words in ("decoy: 25.0% kernels of its own source", "; own: add_kernel; library: nvjet_0", "and 2 more"):
         assert words in line
     assert len(line) < 400
@@ -150,17 +159,44 @@ def test_results_are_chosen_by_what_is_asked(cli: Cli, engine: Engine, worker: U
     assert all(word in shown for word in ("relu", "crashed", "2.00x", "test device"))
 
 
-def test_a_table_breaks_no_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table that is too wide for the terminal is printed as lines, several for each row."""
+@pytest.mark.parametrize(
+    ("width", "head"),
+    [
+        (200, "id kernel category runtime ms speedup device message"),
+        (90, "id kernel category runtime ms speedup message"),
+        (80, "id kernel category speedup message"),
+        (60, "id kernel category speedup"),
+        (28, "id kernel"),
+    ],
+)
+def test_a_narrow_table_has_fewer_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, head: str
+) -> None:
+    """A table never exceeds the terminal, breaks no name, and says what it leaves out."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    row = ["softmax_online", "a reason with several words", None]
-    for width, shown in (
-        (52, "softmax_online   a reason with several"),
-        (20, "kernel   softmax_online\nmessage  a reason with"),
+    monkeypatch.setenv("COLUMNS", str(width))
+    columns = ("id", "kernel", "category", "runtime ms", "speedup", "device", "message")
+    row = ["01234567", "softmax_online", "wrong_values", "0.25", "1.5x (1.4x to 1.6x)", "NVIDIA H100 80GB HBM3"]
+    print_table(columns, [[*row, "output 0: 3 of 4 values differ, and_a_very_long_word_that_nobody_needs"]])
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= width
+    assert lines[1].split() == head.split()
+    assert "softmax_online" in lines[3]
+    assert any(line.startswith("(too narrow for: ") for line in lines) is (width < 200)
+
+
+def test_a_message_in_a_row_is_short() -> None:
+    """It is cut after a word with a mark, and the words that all right kernels share are left out."""
+    usual = "right on 12 input sets, 9 of them hidden variants, random each time"
+    number = "output 0: 117835 of 524288 values differ by more than 0.0001 + 0.0001·|reference|, at most by 0.000473499"
+    for message, cell in (
+        (usual, ""),
+        (f"{usual}; but a constant is right", "but a constant is right"),
+        (number, number.removesuffix(" 0.000473499") + "…"),
+        (number.removesuffix("0473499"), number.removesuffix("0473499")),
+        ("7" * 101, "7" * 99 + "…"),
     ):
-        monkeypatch.setenv("COLUMNS", str(width))
-        print_table(("kernel", "message", ""), [row])
-        assert shown in capsys.readouterr().out
+        assert brief(message, most=100) == cell
 
 
 def test_a_question_that_cannot_be_meant_is_refused(cli: Cli) -> None:

@@ -84,6 +84,24 @@ def test_a_bad_file_is_refused_at_once(cli: Cli, worker: UUID, name: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("kernel.cu", "compile it there by torch.utils.cpp_extension.load_inline"),
+        ("kernel.PTX", "give the source from which it was compiled"),
+        ("kernel.cubin", "give the source from which it was compiled"),
+        ("kernel.mojo", "there is no backend for Mojo"),
+        ("kernels.tar.gz", "unpack it"),
+        ("folder", "no .py file in this folder: a kernel is one"),
+    ],
+)
+def test_what_is_no_python_is_refused_with_advice(cli: Cli, name: str, advice: str) -> None:
+    """Sources of other languages, binaries, archives and folders of them are told what a kernel is."""
+    cli.write(f"{name}/kernel.cu" if name == "folder" else name, "int x;")
+    done = cli("judge", "problem.py", name)
+    assert (done.returncode, advice in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(
     "command", ["submit -p problem.py kernel.py --batch", "status --batch", "results --batch", "show"]
 )
 def test_arguments_are_text(cli: Cli, command: str) -> None:

@@ -51,6 +51,14 @@ def test_a_precision_is_the_dtype_of_inputs_and_weights(rig: Rig) -> None:
     assert outcome.category is Category.PASSED, outcome.message
 
 
+def test_a_pass_that_means_little_says_so(rig: Rig) -> None:
+    """A constant is right where the reference's output is one. The message, which all reports show, has that label."""
+    outcome = judge(rig, kernel("x: x[:, 0] * 0 + 1"), problem=problem("x: x.softmax(-1).sum(-1)"))
+    assert outcome.passed, outcome.message
+    words = "; but output 0 of the reference is the same for all inputs, so a constant is right"
+    assert outcome.summary()["message"].endswith(words)
+
+
 TIMED = Settings(checks=1, timing=Timing(calls=10, warmup=1, precision=0))
 
 

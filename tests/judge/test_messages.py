@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Limits
+from kqueue.contract import Limits, Request
 from tests.judge.linear import QUICK, judge, right
 from tests.judge.rig import Rig
+from tests.judge.sources import kernel, problem
+from workers.judge.host import linux
 
 pytestmark = pytest.mark.slow("judges kernels")
 
@@ -22,7 +24,11 @@ UNREADABLE = {
 }
 #: Exceptions of Python and of the judge, and their message.
 SHORT = {
-    right("raise MemoryError"): "MemoryError: memory was refused (setting limits.host_memory_bytes)",
+    right("raise MemoryError"): "MemoryError: memory was refused (Linux refuses what the host does not have)",
+    "import not_here; ModelNew = 1": (
+        "ModuleNotFoundError: No module named 'not_here': this worker lacks it. Do without it, or install it for the"
+        " workers"
+    ),
     right("raise ValueError('x')"): "ValueError: x",
     right("raise ValueError('\\x1b[1m\\x1b[31mx\\x1b[0m')"): "ValueError: x",
     right("raise StopIteration"): "StopIteration",
@@ -36,18 +42,46 @@ def test_an_exception_without_a_text_is_reported_as_itself(rig: Rig, body: str) 
     assert (outcome.category, outcome.message) == (Category.RUNTIME_ERROR, UNREADABLE[body])
 
 
-@pytest.mark.parametrize(("source", "message"), SHORT.items(), ids=["memory", "text", "colours", "none", "entry"])
+@pytest.mark.parametrize(
+    ("source", "message"), SHORT.items(), ids=["memory", "module", "text", "colours", "none", "entry"]
+)
 def test_a_message_names_no_internal_module(rig: Rig, source: str, message: str) -> None:
     assert judge(rig, source).message == message
 
 
-def test_the_memory_limit_is_named_whatever_fills_it(rig: Rig) -> None:
-    """Memory of a memfd counts towards the limit, although it belongs to no process."""
+@pytest.mark.parametrize(
+    ("answer", "inputs", "words"),
+    [
+        ("x + 0", "return [torch.randn(4, 8)]", "output 0 is input 0 or a view of it, and the reference's has its own"),
+        (
+            "x",
+            "return [torch.randn(4 + torch.initial_seed() % 4099, 8)]",
+            "SHAPES. It returned inputs[0] = a tensor of shape (",
+        ),
+        ("x", "return [torch.randn(4, 8), [torch.initial_seed()]]", "SHAPES. It returned inputs[1][0] = "),
+    ],
+)
+def test_a_message_names_the_input_and_the_remedy(rig: Rig, answer: str, inputs: str, words: str) -> None:
+    """An output that is an input must be copied, and inputs of another form than before are shown with both forms."""
+    request = Request(problem=problem(f"x, *_: {answer}", inputs), kernel=kernel("x, *_: x"), backend="torch")
+    assert words in rig.judge(request.model_copy(update={"settings": QUICK})).message
+
+
+@pytest.mark.parametrize("host_gib", [None, 1])
+def test_the_memory_limit_is_named_whatever_fills_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, host_gib: int | None
+) -> None:
+    """Memory of a memfd counts towards the limit, although it belongs to no process. A small host has its own limit."""
     if (groups := rig.forkserver.isolation["cgroup_memory"]) is not True:
         pytest.skip(f"cgroup_memory: {groups}")
     fill = "import os; fd = os.memfd_create('x'); [os.write(fd, bytes(1 << 20)) for _ in range(2048)]"
-    settings = QUICK.model_copy(update={"limits": Limits(host_memory_bytes=512 << 20)})
+    named = "setting limits.host_memory_bytes"
+    if host_gib is not None:
+        monkeypatch.setattr(linux, "physical_bytes", lambda: host_gib << 30)
+        named = f"50% of the host's memory, the most that the {named} gives"
+    limits = Limits(host_memory_bytes=512 << 20 if host_gib is None else 4 << 30)
+    settings = QUICK.model_copy(update={"limits": limits})
     outcome = judge(rig, right(fill), settings)
     assert outcome.category is Category.HOST_OUT_OF_MEMORY
-    limit = f"the memory limit of {512 << 20} bytes was exceeded (setting limits.host_memory_bytes): "
+    limit = f"the memory limit of {512 << 20} bytes was exceeded ({named}): "
     assert outcome.message == f"{limit}{outcome.facts.peak_bytes} bytes were in use at most"

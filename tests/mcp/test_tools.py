@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 from kqueue.categories import Category
 from kqueue.evidence import Evidence, KernelProfile, Profile, Sanitized, SanitizerFinding
 from kqueue.mcp.files import PAGE_CHARS
-from kqueue.mcp.rendering import FEEDBACK_CHARS, LINE_CHARS
+from kqueue.mcp.rendering import FEEDBACK_CHARS
 from kqueue.store import workers
 from tests.mcp.agents import quoted, refusal, text_of, told
 from tests.samples import ended, measurement, passed
@@ -243,7 +243,7 @@ async def test_hostile_words_stay_within_their_marks(client: Client, judge, engi
         assert "IGNORE" not in outside
         assert len(one) < PAGE_CHARS + 500
     assert len(shown[0]) < FEEDBACK_CHARS + 1000
-    assert len(quoted(shown[1])) < 3 * LINE_CHARS + 100
+    assert len(quoted(shown[1])) < 3 * 160 + 100
     assert len({one.splitlines()[-1] for one in shown}) == len(shown)  # a different mark each time
 
 

@@ -219,8 +219,8 @@ FAULTS = (
         "exception_text",
         "An exception whose text cannot be read is reported as that exception.",
         "workers/judge/candidate/failures.py",
-        "if tag is Tag.COMPILE else text_of(shown),",
-        "if tag is Tag.COMPILE else str(shown),",
+        "text, cause = text_of(shown),",
+        "text, cause = str(shown),",
         ("tests/judge/test_messages.py",),
     ),
     # The comparison -------------------------------------------------------------------------------------

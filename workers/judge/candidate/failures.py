@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from kqueue.backends import registered
-from kqueue.text import from_diagnostic
+from workers.judge.candidate.compilers import LOCATED, complaint
 from workers.judge.channel.gpu_memory import CudaCallError, driver
 from workers.judge.channel.protocol import Answer, Reply, Shortage, Tag
 from workers.judge.channel.wire import Command
@@ -38,8 +38,8 @@ class CompileError(Exception):
     """Wrapper of an exception that a compiler's failure raised. The original exception is its cause."""
 
 
-def reply_to(command: Command, error: BaseException, *, on_gpu: bool) -> Reply:
-    """Print an exception that ended an order, and return the reply that reports it."""
+def reply_to(command: Command, error: BaseException, kernel: str, *, on_gpu: bool) -> Reply:
+    """Print an exception of the source ``kernel`` that ended an order, and return the reply that reports it."""
     traceback.print_exception(error)
     tag = tag_of(error)
     code = 0 if tag is Tag.COMPILE else _cuda_code(error)  # compilers count their errors differently
@@ -50,13 +50,17 @@ def reply_to(command: Command, error: BaseException, *, on_gpu: bool) -> Reply:
     elif code and tag is Tag.OTHER:
         tag = Tag.CUDA
     shown = error.__cause__ if isinstance(error, CompileError) and error.__cause__ else error
+    text, cause = text_of(shown), shown.__cause__
+    # Triton's error at a call of a function has the error in that function as its cause.
+    while tag is Tag.COMPILE and cause is not None and tag_of(cause) is tag:
+        text, cause = f"{text}\n{text_of(cause)}", cause.__cause__
     return Reply(
         Answer.RAISED,
         command.sequence,
         tag=tag,
         code=code,
         exception=qualified(type(shown)),
-        message=from_diagnostic(text_of(shown)) if tag is Tag.COMPILE else text_of(shown),
+        message=complaint(text, kernel) if tag is Tag.COMPILE or LOCATED.search(text) else text,
         shortage=(shortage_of(error) if tag is Tag.RESOURCES else None) or Shortage(),
     )
 

@@ -98,7 +98,10 @@ def _differentiated(
             return Differentiated(structure, outputs)
         for number in wanted.outputs:
             if not leaves[number].requires_grad:
-                raise GradientError(f"output {number} has no grad_fn, and the reference's has one: {_FUNCTION}")
+                raise GradientError(
+                    f"output {number} has no grad_fn, and the reference's has one: {_FUNCTION}. If forward"
+                    " computes a gradient itself, that backward must be differentiable too, by operations of autograd"
+                )
         roots = [leaves[number] for number in wanted.outputs]
         found = _gradients(roots, sources, upstream)
     for number in (*wanted.delivered, *wanted.absent):

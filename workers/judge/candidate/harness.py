@@ -122,7 +122,7 @@ class Harness:
         self._path = (directory or Path.cwd()) / f"{MODULE}.py"
         self.device = "cpu"
         self.is_serial = False
-        self._job: Job
+        self._job = Job("", "", torch.float32, seed=0)
         self._class: Any
         self.own = Instance()
         self.exports = Exports()
@@ -572,7 +572,7 @@ class Harness:
 
     def failed(self, command: Command, error: BaseException) -> Reply:
         """Print an exception that ended an order, and return the reply that reports it."""
-        return failures.reply_to(command, error, on_gpu=self.on_gpu)
+        return failures.reply_to(command, error, self._job.source, on_gpu=self.on_gpu)
 
     def watch_compiler(self) -> None:
         """Report to the judge while torch's extension builder compiles, and mark its exceptions as compile errors.

@@ -27,6 +27,7 @@ from typing import Any, Final, NoReturn
 import torch
 
 from workers.judge.candidate import headers
+from workers.judge.candidate.compilers import LOCATED
 from workers.judge.sandbox.shelf import MADE, REFUSED
 
 #: Arguments of torch's builder that do not change the library. Sources are compared by content.
@@ -41,8 +42,6 @@ _HEEDED: Final = (
 )
 
 
-#: An error for a line of a source, in the format of gcc or nvcc.
-_DIAGNOSTIC: Final = re.compile(r"^\S+(?::\d+:\d+: (?:fatal )?error: |\(\d+\): error: )", re.MULTILINE)
 #: Signs of trouble on the host: a lack of memory, processes, files or space, and compilers that were killed or crashed.
 _TROUBLE: Final = re.compile(
     r"memory|\bkilled\b|signal|terminated|internal (?:compiler )?error|segmentation|no space left|too many open files"
@@ -59,7 +58,7 @@ def is_lasting(output: str) -> bool:
 
     The output is not trusted. It only decides whether the source is compiled again.
     """
-    return _DIAGNOSTIC.search(output) is not None and _TROUBLE.search(output) is None
+    return LOCATED.search(output) is not None and _TROUBLE.search(output) is None
 
 
 class LeftToCandidateError(BaseException):

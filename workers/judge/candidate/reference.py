@@ -14,7 +14,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -35,7 +35,7 @@ from workers.judge.candidate.instance import (
 )
 from workers.judge.channel import scalar_page
 from workers.judge.channel.arena import Arena
-from workers.judge.channel.arguments import FORM, LEAF, ArgumentsError, leaf_paths, of_constructor, take_apart
+from workers.judge.channel.arguments import FORM, LEAF, STEADY, ArgumentsError, leaves, of_constructor, take_apart
 from workers.judge.channel.bits import same_bits
 from workers.judge.channel.buffers import OpenedBuffer, is_apart
 from workers.judge.channel.layout import put_back, refusal, taken_apart
@@ -68,6 +68,13 @@ class _Form:
 
     arguments: Any
     views: list[View]
+
+    def words(self) -> Iterator[str]:
+        """Yield each value as text, of a tensor the shape and the strides."""
+        views = iter(self.views)
+        for path, value in leaves(self.arguments, "inputs"):
+            view = next(views) if value is LEAF else None
+            yield f"{path} = {f'a tensor of shape {view.shape}, strides {view.stride}' if view else repr(value)}"
 
 
 @dataclass(slots=True)
@@ -178,9 +185,9 @@ class ReferenceHarness(Harness):
                 if self._form is None:
                     self._form = now
                 elif repr(now) != repr(self._form):
-                    raise ProblemError(
-                        "get_inputs() must return the same shapes, layouts, dtypes and scalars each time"
-                    )
+                    both = zip(self._form.words(), now.words(), strict=False)
+                    changed = (f"It returned {was}, and then {new}" for was, new in both if was != new)
+                    raise ProblemError(f"{STEADY}. {next(changed, 'Its views or lists differ')}")
                 self._sets[slot] = _Set(seed, order.on_device, now, self._own(tensors))
                 leaves += self._sets[slot].inputs
         assert self._form is not None
@@ -534,8 +541,8 @@ class ReferenceHarness(Harness):
         self._differentiates = True
         self._gradients = Gradients((), (), (), (), ())
         form, tensors = self._inputs(held.seed, on_device=held.on_device)
-        paths = zip(leaf_paths(form.arguments, "inputs"), form.views, strict=True)
-        names = [path for path, view in paths if view.requires_grad]
+        named = (path for path, leaf in leaves(form.arguments, "inputs") if leaf is LEAF)
+        names = [path for path, view in zip(named, form.views, strict=True) if view.requires_grad]
         given = put_back(tensors, form.views, differentiates=True)
         own.watch(tuple(buffers_of(own.model)), 0)
         set_seed(command.seed)

@@ -28,6 +28,11 @@ FORM: Final = (
     "get_inputs() must return a list of tensors, numbers, strings, None, dtypes, functions and modules of torch, and"
     " lists, tuples and dicts of them, or a dict of such keyword arguments"
 )
+#: Form of ``get_inputs()`` from call to call, with the remedy, for messages.
+STEADY: Final = (
+    "get_inputs() must return the same shapes, layouts, dtypes and scalars each time: draw values only, and name"
+    " several sizes by SHAPES"
+)
 #: Types of plain values.
 _PLAIN: Final = (int, float, bool, complex, str, torch.dtype, type(None))
 _MOST_DEPTH: Final = 8
@@ -76,17 +81,17 @@ def _without_tensors(value: Any, depth: int, tensors: list[torch.Tensor]) -> Any
     return Built(data.name, _without_tensors(data.attributes, depth + 1, tensors))
 
 
-def leaf_paths(arrangement: Any, path: str) -> Iterator[str]:
-    """Yield the path of each tensor in an arrangement, such as ``inputs[0]``."""
-    if arrangement is LEAF:
-        yield path
-    elif isinstance(arrangement, (list, tuple)):
+def leaves(arrangement: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield each value in an arrangement with its path, such as ``inputs[0]``. A tensor's value is :data:`LEAF`."""
+    if isinstance(arrangement, (list, tuple)):
         for number, item in enumerate(cast("Sequence[Any]", arrangement)):
-            yield from leaf_paths(item, f"{path}[{number}]")
+            yield from leaves(item, f"{path}[{number}]")
     elif isinstance(arrangement, (dict, Built)):
         values = arrangement.attributes if isinstance(arrangement, Built) else cast("dict[str, Any]", arrangement)
         for key, item in values.items():
-            yield from leaf_paths(item, f"{path}[{key!r}]")
+            yield from leaves(item, f"{path}[{key!r}]")
+    else:
+        yield path, arrangement
 
 
 def check(arrangement: Any) -> int:

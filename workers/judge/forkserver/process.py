@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 from kqueue.categories import Category
 from kqueue.contract import Deadlines, Phase
-from kqueue.text import has_diagnostic, one_line
+from kqueue.text import one_line
 from workers.judge.channel import flags
 from workers.judge.channel.buffers import Imports, ProcessMemory
 from workers.judge.channel.orders import Order
@@ -27,7 +27,7 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver import control
 from workers.judge.forkserver.control import Closed, Compilers, Count, Counted, End, Enter, Keep, Report, Stop, Turn
 from workers.judge.forkserver.handle import ForkServer, ForkServerError
-from workers.judge.host import pauses
+from workers.judge.host import linux, pauses
 from workers.judge.sandbox.seal import Profile
 
 #: Seconds after a deadline at which the fork server itself counts as failed.
@@ -43,6 +43,9 @@ _REASONS: Final = {
     End.OUTPUT: Category.OUTPUT_LIMIT,
     End.SCRATCH: Category.OUTPUT_LIMIT,
 }
+#: Maximum share of the host's memory for one process. It must be ended before Linux runs out of memory, because the
+#: fleet would be blamed for that.
+HOST_SHARE: Final = 0.5
 _SETTINGS: Final = {End.MEMORY: "host_memory_bytes", End.OUTPUT: "output_bytes", End.SCRATCH: "scratch_bytes"}
 
 
@@ -424,7 +427,10 @@ class SealedProcess:
         if ended.reason in _REASONS:
             category = _REASONS[ended.reason]
             limit = f"the {ended.reason} limit of {ended.limit_bytes} bytes"
-            message = f"{limit} was exceeded (setting limits.{_SETTINGS[ended.reason]})"
+            setting = f"setting limits.{_SETTINGS[ended.reason]}"
+            if ended.reason is End.MEMORY and ended.limit_bytes == int(HOST_SHARE * linux.physical_bytes()):
+                setting = f"{HOST_SHARE:.0%} of the host's memory, the most that the {setting} gives"
+            message = f"{limit} was exceeded ({setting})"
             if ended.reason is End.MEMORY:
                 message += f": {ended.peak_bytes} bytes were in use at most"
             if ended.reason is End.SCRATCH:
@@ -473,11 +479,15 @@ def _readable(seconds: float, *sockets: socket.socket) -> list[socket.socket]:
 
 def _message(reply: Reply) -> str:
     """Return a verdict's message about an exception: its type and text, or a compiler's or the judge's words."""
-    if reply.tag is Tag.ENTRY_POINT or (reply.tag is Tag.COMPILE and has_diagnostic(reply.message)):
+    if reply.tag is Tag.ENTRY_POINT or (reply.tag is Tag.COMPILE and reply.message):
         return reply.message
     text = reply.message
     if reply.tag is Tag.HOST_MEMORY:
-        text = f"{text or 'memory was refused'} (setting limits.{_SETTINGS[End.MEMORY]})"
+        text = f"{text or 'memory was refused'} (Linux refuses what the host does not have)"
+    if reply.exception == "builtins.ModuleNotFoundError":
+        text += ": this worker lacks it. Do without it, or install it for the workers"
+    if text and reply.exception.startswith("workers."):
+        return text
     return f"{reply.exception.removeprefix('builtins.')}: {text}".removesuffix(": ")
 
 

@@ -16,7 +16,7 @@ import torch
 
 from kqueue.contract import Comparison
 from workers.judge.channel.arena import taken_by
-from workers.judge.channel.arguments import FORM, ArgumentsError, check
+from workers.judge.channel.arguments import FORM, STEADY, ArgumentsError, check
 from workers.judge.channel.layout import checked
 from workers.judge.channel.orders import Draw, Order, Release
 from workers.judge.channel.protocol import Answer
@@ -364,4 +364,4 @@ class CaseCache:
             self._form.arguments, self._form.views, self.input_specs = arguments, views, specs
         same = repr(arguments) == repr(self._form.arguments) and views == self._form.views
         if not same or specs != self.input_specs * sets:
-            raise invalid_problem("get_inputs() must return the same shapes, layouts, dtypes and scalars each time")
+            raise invalid_problem(STEADY)

@@ -200,8 +200,8 @@ class Exchange:
                     return view
                 raise EvaluationEnded(
                     Category.WRONG_OUTPUT_STRUCTURE,
-                    f"{output_name(i, self.form.paths)} is a view of input {location.index}, and the reference's has"
-                    " its own memory",
+                    f"{output_name(i, self.form.paths)} is input {location.index} or a view of it, and the reference's"
+                    " has its own memory: return a copy",
                     Phase.CHECK,
                     output=i,
                     input=location.index,

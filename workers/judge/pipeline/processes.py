@@ -18,7 +18,7 @@ from workers.judge.channel.orders import Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.control import Report
 from workers.judge.forkserver.handle import ForkServer, ForkServerError
-from workers.judge.forkserver.process import SealedProcess
+from workers.judge.forkserver.process import HOST_SHARE, SealedProcess
 from workers.judge.gpu import booking
 from workers.judge.host import linux
 from workers.judge.host.uids import BUILDER_OFFSET, COMPILED_OFFSET
@@ -37,9 +37,6 @@ from workers.judge.slot_config import SlotConfig
 
 #: Factor of a candidate's host memory limit for a reference, because most problems draw inputs there.
 _REFERENCE_HOST: Final = 4
-#: Maximum share of the host's memory for one process. It must be ended before Linux runs out of memory, because the
-#: fleet would be blamed for that.
-_HOST_SHARE: Final = 0.5
 #: Maximum time in seconds for a kept reference to reproduce an earlier answer, and for its compilers.
 _KEPT_S: Final = 10.0
 
@@ -326,7 +323,7 @@ class Processes:
             scratch=self._new_scratch(),
             processes=limits.processes,
             file_bytes=limits.file_bytes,
-            host_memory_bytes=min(host_memory_bytes, int(_HOST_SHARE * linux.physical_bytes())),
+            host_memory_bytes=min(host_memory_bytes, int(HOST_SHARE * linux.physical_bytes())),
             output_bytes=limits.output_bytes,
             scratch_bytes=limits.scratch_bytes,
             built=built,

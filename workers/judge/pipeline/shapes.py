@@ -62,7 +62,7 @@ def _message(shapes: Sequence[Shape], evidence: Evidence) -> str:
     held_out = sum(shape.held_out for shape in shapes)
     return (
         f"right on {evidence.checks} input sets of {len(shapes)} shapes ({held_out} held out), {hidden} of the sets "
-        "hidden variants, random each time"
+        f"hidden variants, random each time{evidence.doubts}"
     )
 
 

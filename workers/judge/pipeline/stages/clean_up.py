@@ -11,7 +11,7 @@ import torch
 from kqueue.backends import PYTEST
 from kqueue.categories import Blame, Category
 from kqueue.contract import Outcome, Phase
-from kqueue.evidence import Facts
+from kqueue.evidence import Evidence, Facts
 from workers.judge.channel.gpu_memory import CudaCallError
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.control import Report
@@ -165,4 +165,6 @@ def complete(context: Context, outcome: Outcome, reports: Reports) -> Outcome:
     for report in reports.values() if evidence.tests is not None else ():
         log = "\n".join(filter(None, (evidence.tests_log, report.log)))
         evidence.peak_bytes, evidence.output_bytes = report.peak_bytes, report.output_bytes
-    return outcome.model_copy(update={"log": _CONTROL.sub("\ufffd", log), "evidence": evidence.fields()})
+    found = Evidence.model_validate(evidence.fields())
+    message = outcome.message + found.doubts * outcome.passed
+    return outcome.model_copy(update={"log": _CONTROL.sub("\ufffd", log), "evidence": found, "message": message})
