@@ -167,7 +167,7 @@ def test_lives_of_up(open_home: Path, lives: list[signal.Signals]) -> None:
             assert key.stat().st_mode & 0o777 == 0o600
             children = list(below(process.pid))
             assert len(children) >= 4
-            own_descriptors(process.pid, [pid for pid in children if command_line(pid)[1:3] == ["-P", "-m"]])
+            own_descriptors(process.pid, [pid for pid in children if command_line(pid)[1:2] == ["-P"]])
             if last is not signal.SIGKILL:
                 outlive(process, children)
                 children += list(below(process.pid))
