@@ -2,7 +2,7 @@
 
 ``kqueue`` and ``workers`` are imported by path. So no folder of these names in PYTHONPATH takes their place, and a
 sealed process, which cannot list the folder that contains them, finds them. A wheel has ``workers`` and ``migrations``
-within ``kqueue``, because packages of such names could be another project's. A checkout has them beside it.
+within ``kqueue``, because packages of such names could be another project's. A checkout has them next to it.
 """
 
 from __future__ import annotations

@@ -102,13 +102,9 @@ def best_so_far(engine: Engine, problem_hash: str, *, limit: int = 20_000) -> li
 
 
 def fast_p(engine: Engine, batch: str) -> FastP:
-    """Return the median speedups of the best correct kernels of a batch by problem, and the number of its problems."""
+    """Return the highest speedups of correct kernels of a batch by problem, and the number of its problems."""
     right = case((Summary.category.in_(RIGHT), func.coalesce(Summary.speedup, 0.0)))
-    ended = (
-        select(Summary.problem_hash, func.percentile_disc(0.5).within_group(right).label("best"))
-        .where(Summary.batch == batch)
-        .group_by(Summary.problem_hash, Summary.kernel_hash)
-    )
+    ended = select(Summary.problem_hash, right.label("best")).where(Summary.batch == batch)
     waiting = select(Evaluation.problem_hash, null().cast(Double)).where(OPEN, Evaluation.batch == batch).distinct()
     every = union_all(ended, waiting).subquery()
     with transaction(engine) as connection:
