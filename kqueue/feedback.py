@@ -10,7 +10,7 @@ from kqueue import examinations
 from kqueue.categories import Blame, Category
 from kqueue.contract import Result, Verdict
 from kqueue.evidence import Evidence, PassResult, ShapeResult, json_number
-from kqueue.figures import milliseconds, ratio, span
+from kqueue.figures import milliseconds, ratio, speedup
 from kqueue.shapes import public
 from kqueue.text import DIAGNOSTIC
 
@@ -95,8 +95,8 @@ def shape_lines(evidence: Evidence) -> Iterator[str]:
 
 
 def _timed(row: ShapeResult | PassResult) -> str:
-    speedup = f", speedup {ratio(row.speedup)}{span(row.speedup_interval)}" if row.speedup is not None else ""
-    return f"{milliseconds(row.runtime_ms)} ms, reference {milliseconds(row.baseline_ms)} ms{speedup}"
+    times = f", speedup {speedup(row.speedup, row.speedup_interval)}" if row.speedup is not None else ""
+    return f"{milliseconds(row.runtime_ms)} ms, reference {milliseconds(row.baseline_ms)} ms{times}"
 
 
 def last_frame(log: str) -> tuple[int, str | None] | None:
@@ -206,9 +206,8 @@ def _times(verdict: Result) -> Iterator[str]:
         f"{runtime.q3_ms:.4g} ms, {clock})."
     )
     if verdict.baseline is not None:
-        times, interval = verdict.speedup, span(verdict.speedup_interval)
-        speedup = "" if times is None else f": speedup {ratio(times)}{interval}"
-        yield f"Reference: {verdict.baseline.median_ms:.4g} ms{speedup}."
+        times = "" if verdict.speedup is None else f": speedup {speedup(verdict.speedup, verdict.speedup_interval)}"
+        yield f"Reference: {verdict.baseline.median_ms:.4g} ms{times}."
 
 
 def _limits(verdict: Result) -> Iterator[str]:

@@ -32,6 +32,18 @@ def ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}x"
 
 
+def is_noisy(interval: tuple[float | None, float | None] | None) -> bool:
+    """Return True if the interval of a speedup is wider than a factor of 1.5. Such a speedup is noise."""
+    return interval is not None and interval[1] is not None and interval[1] > 1.5 * (interval[0] or 0.0)
+
+
+def speedup(value: float | None, interval: tuple[float | None, float | None] | None) -> str:
+    """Format a speedup with its interval. A noisy one has one digit: ``about 2x, too noisy (1.10x to 3.60x)``."""
+    if value is not None and is_noisy(interval):
+        return f"about {float(f'{value:.1g}'):g}x, too noisy{span(interval)}"
+    return ratio(value) + span(interval)
+
+
 def span(interval: tuple[float | None, float | None] | None) -> str:
     """Format the interval of a speedup, to be added to it, such as `` (1.79x to 1.87x)``. Empty if it is unknown."""
     return "" if interval is None or None in interval else f" ({ratio(interval[0])} to {ratio(interval[1])})"

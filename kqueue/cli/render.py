@@ -24,7 +24,7 @@ from kqueue.figures import milliseconds as milliseconds
 from kqueue.figures import moment as moment
 from kqueue.figures import provenance as provenance
 from kqueue.figures import ratio as ratio
-from kqueue.figures import span as span
+from kqueue.figures import speedup as speedup
 from kqueue.figures import step as step
 from kqueue.figures import yes_no as yes_no
 from kqueue.text import clean, one_line

@@ -25,7 +25,7 @@ from kqueue.cli.render import (
     milliseconds,
     ratio,
     say,
-    span,
+    speedup,
     table,
 )
 from kqueue.cli.token import budget_record
@@ -130,7 +130,7 @@ _RANKED: Final[Columns[Placed]] = {
 
 
 def _speedup(row: Listed | Placed | Judged) -> str:
-    return ratio(row.speedup) + span((row.speedup_low, row.speedup_high))
+    return speedup(row.speedup, (row.speedup_low, row.speedup_high))
 
 
 def conditions(where: Iterable[str], options: Mapping[str, str | None], among: Sequence[str] = WHERE) -> dict[str, Any]:

@@ -27,9 +27,8 @@ from kqueue.cli.render import (
     moment,
     print_table,
     provenance,
-    ratio,
     say,
-    span,
+    speedup,
     table,
     text,
     yes_no,
@@ -189,7 +188,7 @@ def print_result(result: Outcome | Verdict, kernel: str, fields: Mapping[str, ob
         correct=yes_no(result.correctness),
         runtime=_measurement(result.runtime),
         baseline=_measurement(result.baseline),
-        speedup=ratio(result.speedup) + span(result.speedup_interval),
+        speedup=speedup(result.speedup, result.speedup_interval),
         provenance=provenance(result.evidence.provenance),
         **fields,
     )
@@ -277,7 +276,7 @@ def _cells(detail: Detail) -> dict[str, str | Text]:
         "category": category_text(verdict.category, verdict.blame) if verdict else detail.state,
         "runtime ms": milliseconds(runtime.median_ms) + spread if runtime else "",
         "baseline ms": milliseconds(verdict.baseline_ms if verdict else None),
-        "speedup": ratio(verdict.speedup if verdict else None),
+        "speedup": speedup(verdict.speedup, verdict.speedup_interval) if verdict else "",
         "message": verdict.message if verdict else "",
     }
 

@@ -30,8 +30,8 @@ from kqueue.cli.render import (
     message_cell,
     milliseconds,
     progress,
-    ratio,
     say,
+    speedup,
     table,
     write_json,
 )
@@ -383,7 +383,7 @@ VERDICT: Final[Columns[Item]] = {
     ),
     "runtime ms": lambda item: milliseconds(item.of_verdict("runtime_ms")),
     "baseline ms": lambda item: milliseconds(item.of_verdict("baseline_ms")),
-    "speedup": lambda item: ratio(item.of_verdict("speedup")),
+    "speedup": lambda item: speedup(item.of_verdict("speedup"), item.of_verdict("speedup_interval")),
     "message": lambda item: message_cell(item.of_verdict("message"), item.of_verdict("reused_from")),
 }
 _LABELS: Final[Columns[Item]] = {

@@ -17,7 +17,7 @@ import typer
 
 from kqueue.cli import options, runs, sources
 from kqueue.cli.connection import database
-from kqueue.cli.render import make_bar, milliseconds, print_table, ratio, say, span, write_json
+from kqueue.cli.render import make_bar, milliseconds, print_table, ratio, say, speedup, write_json
 from kqueue.cli.sources import adapted, read_problem, read_source
 from kqueue.errors import ConfigError, InvalidRequest
 from kqueue.text import clean
@@ -444,7 +444,7 @@ def show_places(plan: TournamentPlan, places: Sequence[Place], results: Sequence
             plan.candidates[one.kernel][0],
             ratio(one.score),
             "passed" if one.full else "not yet",
-            "" if one.lead is None or one.lead.ratio is None else f"{ratio(one.lead.ratio)}{span(one.lead.interval)}",
+            "" if one.lead is None else speedup(one.lead.ratio, one.lead.interval),
             "" if one.lead is None else _certainty(one),
         )
         for number, one in enumerate(places, 1)
