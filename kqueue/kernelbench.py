@@ -147,9 +147,9 @@ def result_of(verdict: Verdict) -> dict[str, Any]:
             **where,
             **(_of_success(verdict) if verdict.passed else _of_failure(verdict)),
         },
-        "runtime": verdict.runtime.mean_ms if verdict.runtime else -1.0,
+        "runtime": verdict.runtime.mean_ms if verdict.runtime and verdict.runtime_ms else -1.0,
         "runtime_stats": _stats(verdict.runtime, where),
-        "ref_runtime": verdict.baseline.mean_ms if verdict.baseline else -1.0,
+        "ref_runtime": verdict.baseline.mean_ms if verdict.baseline and verdict.baseline_ms else -1.0,
         "ref_runtime_stats": _stats(verdict.baseline, where),
     }
 
@@ -194,7 +194,7 @@ def _of_failure(verdict: Verdict) -> dict[str, Any]:
 
 
 def _stats(measurement: Measurement | None, where: dict[str, Any]) -> dict[str, Any]:
-    if measurement is None:
+    if measurement is None or measurement.median_ms <= 0:
         return {}
     times = {name: getattr(measurement, f"{name}_ms") for name in ("mean", "median", "std", "min", "max")}
     return {**times, "num_trials": measurement.count, **where}

@@ -215,6 +215,8 @@ def _measurement(taken: Measurement | None) -> str:
     if taken is None:
         return ""
     median, q1, q3, overhead = map(milliseconds, (taken.median_ms, taken.q1_ms, taken.q3_ms, taken.null_ms))
+    if taken.median_ms <= 0:
+        return f"no longer than the launch overhead, {overhead} ms"
     return (
         f"{median} ms, quartiles {q1} to {q3}, {taken.count} calls, {'cold' if taken.cold_l2 else 'warm'} L2, "
         f"{overhead} ms launch overhead subtracted, basis {taken.basis}"
@@ -268,7 +270,7 @@ def _plain(detail: Detail) -> dict[str, Any]:
 
 def _cells(detail: Detail) -> dict[str, str | Text]:
     verdict = detail.verdict
-    runtime = verdict.runtime if verdict else None
+    runtime = verdict.runtime if verdict and verdict.runtime_ms else None
     spread = f" ({milliseconds(runtime.q1_ms)} to {milliseconds(runtime.q3_ms)})" if runtime else ""
     return {
         **_about(detail),

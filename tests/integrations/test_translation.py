@@ -98,6 +98,8 @@ def test_a_right_kernels_result() -> None:
         "mean": 4.0, "median": 2.0, "std": 0.5, "min": 1.0, "max": 8.0, "num_trials": 17, "hardware": "NVIDIA H200",
         "device": "cuda:0",
     }  # fmt: skip
+    untimed = result_of(verdict(runtime=measurement(0.0), baseline=measurement(3.0), evidence=evidence))
+    assert (untimed["runtime"], untimed["runtime_stats"], untimed["metadata"]["speedup"]) == (-1.0, {}, None)
     metadata = result["metadata"]
     assert (metadata["category"], metadata["blame"]) == ("passed", "none")
     assert (metadata["speedup"], metadata["correctness_trials"], metadata["hidden_trials"]) == (1.5, "(5 / 5)", 2)
