@@ -30,7 +30,7 @@ from kqueue.cli.render import (
 )
 from kqueue.cli.token import budget_record
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation
-from kqueue.states import EvaluationState, Priority
+from kqueue.states import EvaluationState, Priority, Trials
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from kqueue.store.reports.changes import Changes, Judged, Pair
 
 #: Fields that select evaluations.
-_FIELDS: Final = ("backend", "problem", "batch", "lane", "priority", "producer")
+_FIELDS: Final = ("backend", "problem", "batch", "lane", "priority", "producer", "trials")
 #: Fields that select finished evaluations.
 WHERE: Final = ("category", "blame", *_FIELDS)
 #: Maximum number of evaluations that are cancelled in one statement, which takes a second.
@@ -139,7 +139,7 @@ def conditions(where: Iterable[str], options: Mapping[str, str | None], among: S
     from kqueue.categories import Blame, Category
 
     asked: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    kinds: dict[str, type[StrEnum]] = {"category": Category, "blame": Blame, "priority": Priority}
+    kinds: dict[str, type[StrEnum]] = {"category": Category, "blame": Blame, "priority": Priority, "trials": Trials}
     choices: dict[str, Iterable[str]] = {**kinds, "backend": backends.names()}
     for condition in where:
         field, mark, value = condition.partition("=")

@@ -35,6 +35,7 @@ from kqueue.store.evaluations.conditions import (
     REAL,
     REAL_KERNEL,
     REAL_PROBLEM,
+    no_trial,
 )
 from kqueue.store.evaluations.order import Next, tally, upcoming, window
 from kqueue.store.evaluations.publishing import make_due, publish, published, unpublish
@@ -81,6 +82,7 @@ __all__ = [
     "in_batch",
     "lose_worker",
     "make_due",
+    "no_trial",
     "publish",
     "published",
     "set_environment",

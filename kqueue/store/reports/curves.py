@@ -16,7 +16,7 @@ from sqlalchemy.sql.selectable import Subquery
 
 from kqueue.categories import Blame, Category
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import OPEN
+from kqueue.store.evaluations import OPEN, no_trial
 from kqueue.store.models import Evaluation, Summary
 
 #: Categories of correct kernels.
@@ -73,7 +73,7 @@ def medians_of(problem_hash: str) -> Subquery:
             func.min(Summary.finished_at).label("at"),
             first.label("evaluation_id"),
         )
-        .where(Summary.problem_hash == problem_hash, Summary.speedup.is_not(None), *MEASURED)
+        .where(Summary.problem_hash == problem_hash, Summary.speedup.is_not(None), no_trial(Summary.batch), *MEASURED)
         .group_by(Summary.kernel_hash)
         .subquery()
     )
@@ -91,7 +91,7 @@ def best_so_far(engine: Engine, problem_hash: str, *, limit: int = 20_000) -> li
     latest = (
         select(Summary.evaluation_id, Summary.finished_at.label("at"), medians.c.speedup, Summary.category)
         .outerjoin(medians, timed)
-        .where(Summary.problem_hash == problem_hash)
+        .where(Summary.problem_hash == problem_hash, no_trial(Summary.batch))
         .order_by(Summary.finished_at.desc(), Summary.evaluation_id.desc())
         .limit(limit)
     )
