@@ -125,6 +125,8 @@ class ForkServer:
     def stop(self) -> None:
         """End the fork server and its sealed processes within a bounded time. Only for its parent."""
         self._requests.close()
+        if not self.isolation:  # It still imports, does not see the end, and has started nothing.
+            self.kill()
         deadline = time.monotonic() + _STOP_S
         while self.alive() and time.monotonic() < deadline + _STOP_S:
             if time.monotonic() > deadline:
