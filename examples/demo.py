@@ -19,7 +19,8 @@ from pathlib import Path
 from gallery import Entry, entries
 
 from kqueue import Client, KqueueError, Verdict
-from kqueue.cli.render import category_text, milliseconds, print_table, ratio, text, yes_no
+from kqueue.cli.render import category_text, print_table, text
+from kqueue.figures import milliseconds, ratio, yes_no
 from kqueue.config import load
 from kqueue.local.fleet import LocalFleet
 from kqueue.signals import raise_interrupts

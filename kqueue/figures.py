@@ -39,14 +39,8 @@ def is_noisy(interval: tuple[float | None, float | None] | None) -> bool:
 
 def speedup(value: float | None, interval: tuple[float | None, float | None] | None) -> str:
     """Format a speedup with its interval. A noisy one has one digit: ``about 2x, too noisy (1.10x to 3.60x)``."""
-    if value is not None and is_noisy(interval):
-        return f"about {float(f'{value:.1g}'):g}x, too noisy{span(interval)}"
-    return ratio(value) + span(interval)
-
-
-def span(interval: tuple[float | None, float | None] | None) -> str:
-    """Format the interval of a speedup, to be added to it, such as `` (1.79x to 1.87x)``. Empty if it is unknown."""
-    return "" if interval is None or None in interval else f" ({ratio(interval[0])} to {ratio(interval[1])})"
+    about = f"about {float(f'{value:.1g}'):g}x, too noisy" if value is not None and is_noisy(interval) else ratio(value)
+    return about if interval is None or None in interval else f"{about} ({ratio(interval[0])} to {ratio(interval[1])})"
 
 
 def yes_no(value: bool | None) -> str:

@@ -10,7 +10,8 @@ import typer
 from kqueue import figures
 from kqueue.cli import options
 from kqueue.cli.connection import actor, database
-from kqueue.cli.render import Columns, emit, moment, table
+from kqueue.cli.render import Columns, emit, table
+from kqueue.figures import moment
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -13,7 +13,8 @@ import typer
 
 from kqueue.categories import CATEGORIES, Category, CategoryInfo
 from kqueue.categories import markdown as table_in_markdown
-from kqueue.cli.render import Columns, category_text, print_table, table, yes_no
+from kqueue.cli.render import Columns, category_text, print_table, table
+from kqueue.figures import yes_no
 
 if TYPE_CHECKING:
     from kqueue.evidence import Needs, Part

@@ -12,8 +12,9 @@ import typer
 
 from kqueue.cli import options
 from kqueue.cli.connection import database, reading
-from kqueue.cli.render import Columns, age, console, emit, first, table, text, write_json
+from kqueue.cli.render import Columns, console, emit, first, table, text, write_json
 from kqueue.errors import InvalidRequest
+from kqueue.figures import age
 from kqueue.states import Finding, GpuState, ProbeKind
 
 if TYPE_CHECKING:

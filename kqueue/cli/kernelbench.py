@@ -20,10 +20,11 @@ import typer
 
 from kqueue.categories import Category
 from kqueue.cli import options, owners, resuming
-from kqueue.cli.render import Columns, category_text, emit, print_table, progress, ratio, say, table, write_json
+from kqueue.cli.render import Columns, category_text, emit, print_table, progress, say, table, write_json
 from kqueue.cli.resuming import INCOMPLETE
 from kqueue.cli.sources import adapted, read_problem
 from kqueue.errors import InvalidRequest
+from kqueue.figures import ratio
 from kqueue.files import read_bytes
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from uuid import uuid4
 import typer
 
 from kqueue.cli import options, resuming
-from kqueue.cli.render import emit, print_table, progress, ratio, say, speedup
+from kqueue.cli.render import emit, print_table, progress, say
 from kqueue.errors import ConfigError, InvalidRequest
+from kqueue.figures import ratio, speedup
 from kqueue.text import cell, one_line
 
 if TYPE_CHECKING:

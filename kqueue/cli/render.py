@@ -1,7 +1,6 @@
 """The output of commands: text that is safe for a terminal (:mod:`kqueue.text`), JSON lines, tables, bars, pictures.
 
-A command builds its view, which is a dataclass or a list of them, and prints it with :func:`emit`. Commands also
-import the formats of :mod:`kqueue.figures` from here.
+A command builds its view, which is a dataclass or a list of them, and prints it with :func:`emit`.
 """
 
 from __future__ import annotations
@@ -16,17 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from kqueue.errors import ConfigError, InvalidRequest
-from kqueue.figures import age as age
-from kqueue.figures import budget as budget
-from kqueue.figures import finding as finding
-from kqueue.figures import gib as gib
-from kqueue.figures import milliseconds as milliseconds
-from kqueue.figures import moment as moment
-from kqueue.figures import provenance as provenance
-from kqueue.figures import ratio as ratio
-from kqueue.figures import speedup as speedup
-from kqueue.figures import step as step
-from kqueue.figures import yes_no as yes_no
 from kqueue.text import clean, one_line
 
 if TYPE_CHECKING:

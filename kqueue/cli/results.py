@@ -14,22 +14,10 @@ import typer
 from kqueue import figures
 from kqueue.cli import audit, options
 from kqueue.cli.connection import database, reading
-from kqueue.cli.render import (
-    Columns,
-    age,
-    budget,
-    category_text,
-    emit,
-    first,
-    message_cell,
-    milliseconds,
-    ratio,
-    say,
-    speedup,
-    table,
-)
+from kqueue.cli.render import Columns, category_text, emit, first, message_cell, say, table
 from kqueue.cli.token import budget_record
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation
+from kqueue.figures import age, budget, milliseconds, ratio, speedup
 from kqueue.states import EvaluationState, Priority, Trials
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kqueue.cli.render import make_bar, milliseconds, ratio, say, text
+from kqueue.cli.render import make_bar, say, text
 from kqueue.errors import ConfigError, InvalidRequest, KqueueError
+from kqueue.figures import milliseconds, ratio
 from kqueue.text import clean
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ import typer
 
 from kqueue.cli import options, runs, tune
 from kqueue.cli.connection import Reader, database, on_database, reading
-from kqueue.cli.render import first, milliseconds, moment, print_table, ratio, say, write_json
+from kqueue.cli.render import first, print_table, say, write_json
 from kqueue.cli.sources import read_source
 from kqueue.errors import InvalidRequest
+from kqueue.figures import milliseconds, moment, ratio
 from kqueue.text import clean
 
 if TYPE_CHECKING:

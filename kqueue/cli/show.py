@@ -17,23 +17,9 @@ import typer
 
 from kqueue.cli import options
 from kqueue.cli.connection import detail_of
-from kqueue.cli.render import (
-    Columns,
-    category_text,
-    console,
-    emit,
-    finding,
-    milliseconds,
-    moment,
-    print_table,
-    provenance,
-    say,
-    speedup,
-    table,
-    text,
-    yes_no,
-)
+from kqueue.cli.render import Columns, category_text, console, emit, print_table, say, table, text
 from kqueue.errors import ConfigError, InvalidRequest, ServiceError, UnknownEvaluation
+from kqueue.figures import finding, milliseconds, moment, provenance, speedup, yes_no
 from kqueue.states import EvaluationState
 from kqueue.text import clean, one_line
 

@@ -19,8 +19,9 @@ from kqueue.categories import Blame, Category
 from kqueue.cli import options
 from kqueue.cli.connection import Reader, reading
 from kqueue.cli.devices import last_day, print_last_day
-from kqueue.cli.render import Columns, age, category_text, console, emit, gib, print_table, step, table, text
+from kqueue.cli.render import Columns, category_text, console, emit, print_table, table, text
 from kqueue.errors import ConfigError, DatabaseUnavailable, KqueueError, SchemaMismatch
+from kqueue.figures import age, gib, step
 from kqueue.states import EvaluationState
 
 if TYPE_CHECKING:

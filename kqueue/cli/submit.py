@@ -28,15 +28,14 @@ from kqueue.cli.render import (
     emit,
     make_bar,
     message_cell,
-    milliseconds,
     progress,
     say,
-    speedup,
     table,
     write_json,
 )
 from kqueue.cli.sources import Entry
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation, WaitTimeout
+from kqueue.figures import milliseconds, speedup
 from kqueue.text import clean
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import typer
 
 from kqueue.cli import audit, options
 from kqueue.cli.connection import database
-from kqueue.cli.render import Columns, budget, emit, moment, say, table
+from kqueue.cli.render import Columns, emit, say, table
 from kqueue.errors import InvalidRequest
-from kqueue.figures import duration
+from kqueue.figures import budget, duration, moment
 from kqueue.states import Priority, Spent
 from kqueue.text import one_line
 

@@ -17,9 +17,10 @@ import typer
 
 from kqueue.cli import options, runs, sources
 from kqueue.cli.connection import database
-from kqueue.cli.render import make_bar, milliseconds, print_table, ratio, say, speedup, write_json
+from kqueue.cli.render import make_bar, print_table, say, write_json
 from kqueue.cli.sources import adapted, read_problem, read_source
 from kqueue.errors import ConfigError, InvalidRequest
+from kqueue.figures import milliseconds, ratio, speedup
 from kqueue.text import clean
 
 if TYPE_CHECKING:
