@@ -268,7 +268,7 @@ def networks(value: str) -> list[IPv4Network | IPv6Network]:
     return [ip_network(part.strip()) for part in value.split(",") if part.strip()]
 
 
-def _running_fleet(home: Path) -> dict[str, str]:
+def running_fleet(home: Path) -> dict[str, str]:
     """Return the contents of the fleet file, or an empty dictionary if no one-machine fleet runs under ``home``."""
     # The lock on the home shows that the fleet runs. Its pid would not, because Linux reuses pids.
     try:
@@ -286,9 +286,9 @@ def _running_fleet(home: Path) -> dict[str, str]:
     return {name: value for name, value in contents.items() if isinstance(value, str)}
 
 
-def _of_running_fleet(config: Config) -> dict[str, str]:
+def _ofrunning_fleet(config: Config) -> dict[str, str]:
     """Return the settings that only the running fleet provides."""
-    fleet = _running_fleet(config.home_path)
+    fleet = running_fleet(config.home_path)
     shared = ("database_url", "redis_url", "gpu_fallback")
     given = {name: fleet.get(name) for name in shared if getattr(config, name) is None}
     if config.url is None and "socket" in fleet:
@@ -313,7 +313,7 @@ def http_url(config: Config) -> str:
     if config.url is not None and not config.url.startswith("unix:"):
         return config.url
     host = f"[{config.http_address}]" if ":" in config.http_address else config.http_address
-    return _running_fleet(config.home_path).get("url") or f"http://{host}:{config.http_port}"
+    return running_fleet(config.home_path).get("url") or f"http://{host}:{config.http_port}"
 
 
 def flower_access(config: Config) -> tuple[str, str]:
@@ -322,7 +322,7 @@ def flower_access(config: Config) -> tuple[str, str]:
     Raises:
         ConfigError: no fleet with Flower runs under ``home``.
     """
-    fleet = _running_fleet(config.home_path)
+    fleet = running_fleet(config.home_path)
     if "flower_auth" not in fleet:
         raise ConfigError(f"no Flower found: start one with `kqueue up` (none runs under {config.home_path})")
     return fleet["flower_url"], fleet["flower_auth"]
@@ -340,7 +340,7 @@ def load(**overrides: Any) -> Config:
     given: dict[str, Any] = {k: v for k, v in overrides.items() if v is not None}
     try:
         config = Config(**given)
-        inherited: dict[str, Any] = _of_running_fleet(config)
+        inherited: dict[str, Any] = _ofrunning_fleet(config)
         return Config(**given | inherited) if inherited else config
     except ValidationError as error:
         first = error.errors()[0]

@@ -544,13 +544,13 @@ class _Result(Part, InNotebooks):
 
     @property
     def runtime_ms(self) -> float | None:
-        """Median time of a call in milliseconds. None unless the kernel passed and was timed."""
-        return self.runtime.median_ms if self.runtime else None
+        """Median time of a call in milliseconds. None unless the kernel passed and a time above zero was measured."""
+        return self.runtime.median_ms if self.runtime and self.runtime.median_ms > 0 else None
 
     @property
     def baseline_ms(self) -> float | None:
-        """Median time of the eager reference in milliseconds. None if not measured."""
-        return self.baseline.median_ms if self.baseline else None
+        """Median time of the eager reference in milliseconds. None if no time above zero was measured."""
+        return self.baseline.median_ms if self.baseline and self.baseline.median_ms > 0 else None
 
     @property
     def timing_basis(self) -> str | None:
@@ -562,9 +562,7 @@ class _Result(Part, InNotebooks):
         """``baseline_ms / runtime_ms``. None unless one clock took both times and both are above zero."""
         if self.runtime is None or self.baseline is None or self.runtime.basis != self.baseline.basis:
             return None
-        if self.runtime.median_ms <= 0 or self.baseline.median_ms <= 0:
-            return None
-        return self.baseline.median_ms / self.runtime.median_ms
+        return self.baseline_ms / self.runtime_ms if self.baseline_ms and self.runtime_ms else None
 
     @property
     def device_s(self) -> float:

@@ -54,6 +54,8 @@ def of_times(a: Detail, b: Detail) -> str:
     if a.verdict and b.verdict and _device(a) != _device(b):
         return "they were timed on different models of devices"
     ratio = one.median_ms / other.median_ms
+    if a.kernel_hash == b.kernel_hash:
+        return "the kernels are the same"
     if one.q1_ms <= other.q3_ms and other.q1_ms <= one.q3_ms:
         return f"the second takes {1 / ratio:.3g} of the first's time, with overlapping quartiles"
     return f"the second is {ratio:.3g}x as fast as the first"

@@ -26,6 +26,7 @@ from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
+from kqueue import program
 from kqueue.backends import installed
 from kqueue.config import Config
 from kqueue.errors import KqueueError, SchemaMismatch
@@ -128,7 +129,7 @@ def examine(config: Config, *, deep: bool = False) -> Iterator[Check]:
     Args:
         deep: also judge known kernels, time the services, and report the fleet's faults. Takes minutes.
     """
-    command = [sys.executable, "-m", "workers.doctor", *(["--deep"] if deep else [])]
+    command = [*program.PYTHON, "workers.doctor", *(["--deep"] if deep else [])]
     # The worker's checks take longest, so they start first and run concurrently with the rest.
     with (
         tempfile.TemporaryFile() as errors,

@@ -134,7 +134,7 @@ class Measurement(Part):
         """Half the width of the median's interval, relative to the median. None if it is unknown."""
         if self.low_ms is None or self.high_ms is None or self.median_ms <= 0:
             return None
-        return (self.high_ms - self.low_ms) / 2 / self.median_ms
+        return self.high_ms / self.median_ms - 1  # low_ms is never below zero
 
 
 class TimedVariants(Part):
@@ -153,12 +153,12 @@ class PassResult(Part):
     name: str
     """``forward`` (in grad mode), ``backward`` (both minus forward), or ``both``. The name of a shape precedes it where
     the problem names several."""
-    runtime_ms: float
-    """Median time of the kernel."""
-    baseline_ms: float
-    """Median time of the eager reference."""
+    runtime_ms: float | None
+    """Median time of the kernel. Null if the noise of a difference exceeds it."""
+    baseline_ms: float | None
+    """Median time of the eager reference. Null in the same case."""
     speedup: float | None = None
-    """``baseline_ms / runtime_ms``. Null unless one clock took all times and both are above zero."""
+    """``baseline_ms / runtime_ms``. Null unless one clock took all times and both are known."""
     speedup_interval: tuple[float, float] | None = None
     """The 95 % interval of the speedup, from the errors of the times."""
 

@@ -10,7 +10,7 @@ from kqueue import examinations
 from kqueue.categories import Blame
 from kqueue.contract import Result, Verdict
 from kqueue.evidence import Evidence, Facts, PassResult, ShapeResult, json_number
-from kqueue.figures import finding, milliseconds, provenance, ratio, span
+from kqueue.figures import finding, milliseconds, provenance, ratio, speedup
 from kqueue.shapes import public
 
 #: A traceback's frame in the kernel's own file.
@@ -95,8 +95,9 @@ def shape_lines(evidence: Evidence) -> Iterator[str]:
 
 
 def _timed(row: ShapeResult | PassResult) -> str:
-    speedup = f", speedup {ratio(row.speedup)}{span(row.speedup_interval)}" if row.speedup is not None else ""
-    return f"{milliseconds(row.runtime_ms)} ms, reference {milliseconds(row.baseline_ms)} ms{speedup}"
+    times = f", speedup {speedup(row.speedup, row.speedup_interval)}" if row.speedup is not None else ""
+    runtime, baseline = (milliseconds(ms) or "unknown" for ms in (row.runtime_ms, row.baseline_ms))
+    return f"{runtime} ms, reference {baseline} ms{times}"
 
 
 def last_frame(log: str) -> tuple[int, str | None] | None:
@@ -196,15 +197,17 @@ def _times(verdict: Result) -> Iterator[str]:
         if verdict.evidence.untimed is None:  # The message has the reason.
             yield "It was not timed."
         return
+    if verdict.runtime_ms is None:
+        yield f"It has no time: its calls took no longer than the launch overhead, {runtime.null_ms:.4g} ms."
+        return
     clock = "the GPU's clock" if runtime.basis == "gpu_clock" else "the CPU's clock, including launching and waiting"
     yield (
         f"Runtime: {runtime.median_ms:.4g} ms (median of {runtime.count} calls, quartiles {runtime.q1_ms:.4g} and "
         f"{runtime.q3_ms:.4g} ms, {clock})."
     )
-    if verdict.baseline is not None:
-        times, interval = verdict.speedup, span(verdict.speedup_interval)
-        speedup = "" if times is None else f": speedup {ratio(times)}{interval}"
-        yield f"Reference: {verdict.baseline.median_ms:.4g} ms{speedup}."
+    if verdict.baseline_ms is not None:
+        times = "" if verdict.speedup is None else f": speedup {speedup(verdict.speedup, verdict.speedup_interval)}"
+        yield f"Reference: {verdict.baseline_ms:.4g} ms{times}."
 
 
 def _limits(verdict: Result) -> Iterator[str]:

@@ -39,9 +39,15 @@ def ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}x"
 
 
-def span(interval: tuple[float | None, float | None] | None) -> str:
-    """Format the interval of a speedup, to be added to it, such as `` (1.79x to 1.87x)``. Empty if it is unknown."""
-    return "" if interval is None or None in interval else f" ({ratio(interval[0])} to {ratio(interval[1])})"
+def is_noisy(interval: tuple[float | None, float | None] | None) -> bool:
+    """Return True if the interval of a speedup is wider than a factor of 1.5. Such a speedup is noise."""
+    return interval is not None and interval[1] is not None and interval[1] > 1.5 * (interval[0] or 0.0)
+
+
+def speedup(value: float | None, interval: tuple[float | None, float | None] | None) -> str:
+    """Format a speedup with its interval. A noisy one has one digit: ``about 2x, too noisy (1.10x to 3.60x)``."""
+    about = f"about {float(f'{value:.1g}'):g}x, too noisy" if value is not None and is_noisy(interval) else ratio(value)
+    return about if interval is None or None in interval else f"{about} ({ratio(interval[0])} to {ratio(interval[1])})"
 
 
 def yes_no(value: bool | None) -> str:

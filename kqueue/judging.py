@@ -21,7 +21,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +29,7 @@ from typing import IO, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticSerializationError
 
-from kqueue import backends
+from kqueue import backends, program
 from kqueue.backends import Backend
 from kqueue.config import Config, load
 from kqueue.contract import Outcome, Precision, Request, Settings, parse_request
@@ -348,7 +347,7 @@ class _Child:
         self._messages: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by stop()
         # A separate session: Ctrl-C reaches only this process, which then ends the child.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "workers.judge"],
+            [*program.PYTHON, "workers.judge"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._messages,

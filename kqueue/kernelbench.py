@@ -147,9 +147,9 @@ def result_of(verdict: Verdict) -> dict[str, Any]:
             **where,
             **(_of_success(verdict) if verdict.passed else _of_failure(verdict)),
         },
-        "runtime": verdict.runtime.mean_ms if verdict.runtime else -1.0,
+        "runtime": verdict.runtime.mean_ms if verdict.runtime and verdict.runtime_ms else -1.0,
         "runtime_stats": _stats(verdict.runtime, where),
-        "ref_runtime": verdict.baseline.mean_ms if verdict.baseline else -1.0,
+        "ref_runtime": verdict.baseline.mean_ms if verdict.baseline and verdict.baseline_ms else -1.0,
         "ref_runtime_stats": _stats(verdict.baseline, where),
     }
 
@@ -194,7 +194,7 @@ def _of_failure(verdict: Verdict) -> dict[str, Any]:
 
 
 def _stats(measurement: Measurement | None, where: dict[str, Any]) -> dict[str, Any]:
-    if measurement is None:
+    if measurement is None or measurement.median_ms <= 0:
         return {}
     times = {name: getattr(measurement, f"{name}_ms") for name in ("mean", "median", "std", "min", "max")}
     return {**times, "num_trials": measurement.count, **where}
@@ -283,13 +283,14 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     return 1.0 - comb(samples - correct, k) / comb(samples, k)
 
 
-def scores_of(results: Results, ks: Iterable[int], ps: Iterable[float]) -> dict[str, Any]:
+def scores_of(results: Results, ks: Iterable[int], ps: Iterable[float], *, problems: int = 0) -> dict[str, Any]:
     """Return the scores of a run.
 
     Args:
         results: the content of ``eval_results.json``: lists of :func:`row_of` by the problem's id.
         ks: the values of k for pass@k.
         ps: the thresholds p for fast_p, which are speedups.
+        problems: the number of all problems of the run, if some have no result.
 
     Returns:
         A record:
@@ -297,14 +298,15 @@ def scores_of(results: Results, ks: Iterable[int], ps: Iterable[float]) -> dict[
         - ``problems``, ``samples``, ``compiled``, ``correct``, ``timed``: counts.
         - ``pass_at_k`` by k: ``value``, the mean over problems with at least k samples (None without one), and
           ``problems``, their number.
-        - ``fast_p`` by p: the share of samples that are correct with a speedup above p, averaged over problems (None
-          without one). A correct sample without a speedup counts for p = 0 only.
+        - ``fast_p`` by p: the share of all problems with a sample that is correct with a speedup above p (None without
+          a problem). A correct sample without a speedup counts for p = 0 only.
         - ``geometric_mean_speedup`` of the correct samples that have a speedup (None without one).
         - ``categories``: the number of samples by category.
     """
     tables = [rows for rows in results.values() if rows]
     rows = [row for table in tables for row in table]
     speedups = [speedup for row in rows if (speedup := speedup_of(row)) is not None]
+    every = max(problems, len(tables))
     return {
         "problems": len(tables),
         "samples": len(rows),
@@ -312,7 +314,7 @@ def scores_of(results: Results, ks: Iterable[int], ps: Iterable[float]) -> dict[
         "correct": sum(row["correctness"] for row in rows),
         "timed": len(speedups),
         "pass_at_k": {k: _mean_pass(tables, k) for k in ks},
-        "fast_p": {p: _mean(_share(table, p) for table in tables) for p in ps},
+        "fast_p": {p: sum(_is_fast(table, p) for table in tables) / every if every else None for p in ps},
         "geometric_mean_speedup": geometric_mean(speedups) if speedups else None,
         "categories": dict(Counter(row["metadata"].get("category", "unknown") for row in rows).most_common()),
     }
@@ -324,8 +326,8 @@ def _mean_pass(tables: Iterable[Sequence[Mapping[str, Any]]], k: int) -> dict[st
     return {"value": value, "problems": len(enough)}
 
 
-def _share(table: Sequence[Mapping[str, Any]], p: float) -> float:
-    return sum(row["correctness"] and (speedup_of(row) or 0.0 if p else 1.0) > p for row in table) / len(table)
+def _is_fast(table: Sequence[Mapping[str, Any]], p: float) -> bool:
+    return any(row["correctness"] and (speedup_of(row) or 0.0 if p else 1.0) > p for row in table)
 
 
 def speedup_of(row: Mapping[str, Any]) -> float | None:

@@ -30,6 +30,15 @@ class Priority(StrEnum):
     """It follows all other evaluations of its lane."""
 
 
+class Trials(StrEnum):
+    """The treatment of trials in a list: evaluations of autopsies, duels, tunings and tournaments."""
+
+    WITH = "with"
+    """Trials are listed too. By default they are left out, except if their batch is named."""
+    ONLY = "only"
+    """Nothing else is listed."""
+
+
 class Spent(StrEnum):
     """The treatment of submissions with a token whose budget is used up."""
 

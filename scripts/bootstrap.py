@@ -215,27 +215,38 @@ def base_interpreter() -> str:
 
 
 def make_venv(*, system_packages: bool) -> None:
-    """Create `.venv`, unless one with the same Python and the same access to system packages exists."""
+    """Create `.venv`, unless this script made one with the same Python and the same access to system packages.
+
+    Raises:
+        Failure: there is another one, which can be in use.
+    """
     settings = VENV / "pyvenv.cfg"
-    if settings.exists() and PYTHON.exists():
+    if settings.exists() and PYTHON.exists() and KEY.exists():
         text = settings.read_text().lower()
         same = f"{sys.version_info[0]}.{sys.version_info[1]}." in text
         if same and (f"include-system-site-packages = {str(system_packages).lower()}") in text:
-            KEY.unlink(missing_ok=True)
+            KEY.write_text("")
             return
     if VENV.exists():
-        shutil.rmtree(VENV)
+        whose = "another Python's" if KEY.exists() else "not made by make"
+        torch = [path.stem for path in VENV.glob("lib/python*/site-packages/torch-*.dist-info")]
+        raise Failure(
+            f"{VENV} is {whose}, and would be replaced, with {' and '.join(torch or ['all'])} in it and under the"
+            " processes that run from it: move or remove it, or name its interpreter (make BOOTSTRAP_PYTHON=...)"
+        )
     print(f"bootstrap: making {VENV} with Python {sys.version.split()[0]}", flush=True)
     system = ["--system-site-packages"] if system_packages else []
     made = subprocess.run(
         [base_interpreter(), "-m", "venv", *system, str(VENV)], capture_output=True, text=True, check=False
     )
     if made.returncode == 0:
+        KEY.touch()
         return
     shutil.rmtree(VENV, ignore_errors=True)
     if has_pip():
         # Without Debian's python3-venv, this interpreter's pip can install into `.venv`.
         run([base_interpreter(), "-m", "venv", "--without-pip", *system, str(VENV)])
+        KEY.touch()
         return
     uv = shutil.which("uv")
     if uv is None:
@@ -244,6 +255,7 @@ def make_venv(*, system_packages: bool) -> None:
             "(on Debian and Ubuntu: apt install python3-venv):\n" + (made.stdout + made.stderr).strip()
         )
     run([uv, "venv", "--seed", "--python", base_interpreter(), *system, str(VENV)])
+    KEY.touch()
 
 
 def has_pip() -> bool:

@@ -92,11 +92,32 @@ def test_a_failed_installation_is_done_again(
 ) -> None:
     """An environment counts as complete only after the whole installation."""
     venv.create(tmp_path / ".venv", with_pip=False)
+    bootstrap.KEY.touch()
     monkeypatch.setenv("KQUEUE_TORCH", "skip")
 
     def install(*what: str) -> None:
         raise bootstrap.Failure("the registry is away")
 
-    with pytest.raises(bootstrap.Failure):
-        bootstrap.environment(lambda _house: types.SimpleNamespace(install=install))
-    assert not bootstrap.KEY.exists()
+    for _ in range(2):
+        with pytest.raises(bootstrap.Failure, match="the registry is away"):
+            bootstrap.environment(lambda _house: types.SimpleNamespace(install=install))
+    assert not bootstrap.KEY.read_text()
+
+
+@pytest.mark.parametrize(("made_by_make", "version"), [(False, sys.version_info[:2]), (True, (3, 1))])
+def test_an_environment_in_use_is_not_replaced(
+    bootstrap: types.ModuleType, tmp_path: Path, made_by_make: bool, version: tuple[int, int]
+) -> None:
+    """A `.venv` of the user or of another Python stays, and the refusal names the torch in it."""
+    python = tmp_path / ".venv" / "bin" / "python"
+    torch = tmp_path / ".venv" / "lib" / "python3.1" / "site-packages" / "torch-2.13.0.dist-info"
+    for folder in (python.parent, torch):
+        folder.mkdir(parents=True)
+    python.touch()
+    settings = f"include-system-site-packages = false\nversion = {version[0]}.{version[1]}.1\n"
+    (tmp_path / ".venv" / "pyvenv.cfg").write_text(settings)
+    if made_by_make:
+        bootstrap.KEY.touch()
+    with pytest.raises(bootstrap.Failure, match=r"would be replaced, with torch-2\.13\.0 in it"):
+        bootstrap.make_venv(system_packages=False)
+    assert torch.exists()

@@ -94,7 +94,7 @@ warnings.filterwarnings("ignore", category=SecurityWarning)
 def start_judges(slot: Slot) -> Judges:  # noqa: ARG001
     """Return the slot's judges. :mod:`workers.start` forked their supervisor before this module was imported."""
     if api.started is None:
-        raise ConfigError("this process has no judges: start workers with `python -m workers.fleet`")
+        raise ConfigError("this process has no judges: start workers with `kqueue worker`")
     return api.started
 
 
@@ -280,7 +280,7 @@ def _finish(worker: _Worker, claim: Claim, outcome: Outcome, writer: Writer) -> 
 
 def _require() -> _Worker:
     if _worker is None:
-        raise ConfigError("this process serves no slot: start workers with `python -m workers.fleet`")
+        raise ConfigError("this process serves no slot: start workers with `kqueue worker`")
     return _worker
 
 
@@ -323,7 +323,7 @@ def _prepare(**_: Any) -> None:
     global _worker
     config = load()
     if VARIABLE not in os.environ:
-        raise ConfigError(f"{VARIABLE} is not set: start workers with `python -m workers.fleet`")
+        raise ConfigError(f"{VARIABLE} is not set: start workers with `kqueue worker`")
     slot = Slot.from_environment()
     judges = start_judges(slot)
     judges.wait_ready(config.isolation)

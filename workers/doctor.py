@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from kqueue import folders
+from kqueue import folders, program
 from kqueue.backends import Backend, installed, registered
 from kqueue.config import Config, load
 from kqueue.contract import gpu_model
@@ -285,7 +285,7 @@ def _candidate(uid: int) -> Result:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
         os.chdir("/")
-        os.execv(sys.executable, [sys.executable, "-c", "import torch.version, kqueue, workers"])  # noqa: S606
+        os.execv(sys.executable, [*program.PYTHON, "torch.version"])  # noqa: S606
 
     if failed := _in_child(start):
         fix = "give the worker CAP_SETUID and CAP_SETGID, or do not run it as root"
@@ -299,7 +299,7 @@ def _seal(config: Config, uid: int | None) -> Iterator[tuple[str, Result]]:
 
     gpus = devices()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", gpus[0].uuid if gpus else "")
-    command = [sys.executable, "-m", "workers.judge.sandbox.self_check", "" if uid is None else str(uid), visible]
+    command = [*program.PYTHON, "workers.judge.sandbox.self_check", "" if uid is None else str(uid), visible]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SEAL_S, check=True)
         found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,7 +17,7 @@ from typing import Any, Final
 
 import structlog
 
-from kqueue import logs
+from kqueue import logs, program
 from kqueue.config import Config
 from workers.judge.forkserver.handle import clean_environment
 from workers.judge.host import linux
@@ -104,7 +103,7 @@ class Exporter:
         self._started_at = time.monotonic()
         try:
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", _PROGRAM],
+                [*program.PYTHON, _PROGRAM],
                 cwd="/",
                 env=clean_environment(full) | logs.environment(self._config),
                 stdin=settings,

@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from typing import IO, Any, Final
 import structlog
 from sqlalchemy import Engine
 
+from kqueue import program
 from kqueue.config import Config
 from kqueue.store import gpus
 from kqueue.store.gpus import GpuStatus
@@ -66,7 +66,7 @@ class _Helper:
         self.started_at = time.monotonic()
         self.killed_at: float | None = None
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *arguments],
+            [*program.PYTHON, module, *arguments],
             cwd="/",
             env=environment,
             stdin=subprocess.DEVNULL,

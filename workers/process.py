@@ -9,7 +9,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ import structlog
 
 from kqueue import broker, logs
 from kqueue.config import Config
+from kqueue.program import PYTHON
 from workers.judge.forkserver.handle import clean_environment
 from workers.judge.host import linux
 from workers.judge.host.status_page import StatusPage, make_page
@@ -89,7 +89,7 @@ class WorkerProcess:
         """Start a worker process, which runs the module ``program``, in the slot, whose directory must be empty."""
         self.slot = slot = replace(self.slot, worker_id=uuid4())
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", program, "worker"]
+        command = [*PYTHON, program, "worker"]
         command += ["-n", f"{slot.name}@{host}", "-Q", ",".join(broker.queue(lane).name for lane in slot.lanes)]
         command += ["--concurrency", "1", "--without-gossip", "--without-mingle", "-E"]
         command += ["--loglevel", config.log_level.upper()]

@@ -86,13 +86,22 @@ _GC_THRESHOLD: Final = 300_000
 _GC_THRESHOLD_SERVING: Final = 50_000
 
 
+#: Sections of the help by the first command of each.
+_SECTIONS: Final = {"judge": "Judge kernels", "status": "Look at results", "up": "Run a fleet", "search": "Groups"}
+
+
 class _Group(typer.core.TyperGroup):
-    """A group of commands whose help shows each command's whole first sentence."""
+    """A group of commands whose help shows each command's whole first sentence, in sections."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.get_short_help_str(1000)) for name, command in commands if command])
+        title, sections = "Commands", dict[str, list[tuple[str, str]]]()
+        for name in self.list_commands(ctx):
+            title = _SECTIONS.get(name, title) if ctx.parent is None else title
+            if command := self.get_command(ctx, name):
+                sections.setdefault(title, []).append((name, command.get_short_help_str(1000)))
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
 app = typer.Typer(
@@ -149,6 +158,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "verify": receipts.verify,
     "replay": receipts.replay,
     "up": fleet.up,
+    "down": fleet.down,
     "worker": fleet.worker,
     "top": status.top,
     "pytest": pytest.pytest,

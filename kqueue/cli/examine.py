@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
+from uuid import uuid4
 
 import typer
 
@@ -256,6 +257,7 @@ def _by_fleet(request: Request, failure: Result | None, budget: float, most: int
         live = read(workers.live_lanes)
     slots = live.get(request.lane) or max(live.values(), default=1)
     with connect() as client:
+        request = request.model_copy(update={"batch": request.batch or f"autopsy-{uuid4()}"})
         made = Autopsy(request, failure, width=min(slots, _WIDEST), most=most)
         return run.by_fleet(made, client, budget, on_round)
 

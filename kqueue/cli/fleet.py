@@ -5,19 +5,26 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
+from kqueue import program
 from kqueue.cli.render import drop_output
 from kqueue.signals import ending
 
 if TYPE_CHECKING:
     from kqueue.local.fleet import LocalFleet
+
+#: First line of the fleet's status, which is printed when the fleet is up.
+_UP: Final = "kqueue is up"
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ def up(
     flower_port: Annotated[int | None, typer.Option(help="Flower's port on loopback. 0 picks a free one.")] = None,
     no_http: Annotated[bool, typer.Option("--no-http", help="Do not serve HTTP.")] = False,
     http_port: Annotated[int | None, typer.Option(help="HTTP port on loopback. 0 picks a free one.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return when it is up. `kqueue down` stops it.")] = False,
 ) -> None:
     """Run a fleet on this machine until Ctrl-C: services, workers for every GPU (or CPU slots), Flower, HTTP.
 
@@ -57,6 +65,8 @@ def up(
     from kqueue.local.parts import has_flower
 
     config = load(home=home, flower_port=flower_port, http_port=http_port, **vars(workers))
+    if detach:
+        _detach(config.home_path / "logs" / "up.log")
     # Until the fleet runs, a signal to stop raises KeyboardInterrupt, which stops everything that has started. SIGINT
     # is set explicitly because a shell starts background jobs with SIGINT ignored.
     asked = False
@@ -87,6 +97,34 @@ def up(
             fleet.run_forever()
     except KeyboardInterrupt:
         raise typer.Exit(0 if runs else 130) from None
+
+
+def _detach(log: Path) -> NoReturn:
+    """Run this command in the background, with a log. Exit when the fleet is up or has failed."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as file:
+        words = [*program.PYTHON, "kqueue", *(word for word in sys.argv[1:] if word != "--detach")]
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    while process.poll() is None and _UP not in log.read_text():
+        time.sleep(0.1)
+    _report(log.read_text().rstrip())
+    raise typer.Exit(process.poll() or 0)
+
+
+def down(home: Annotated[Path | None, typer.Option(help="Folder of the fleet's data (KQUEUE_HOME).")] = None) -> None:
+    """Stop the fleet of `kqueue up`, and wait until it has ended."""
+    from kqueue.config import load, running_fleet
+    from kqueue.errors import InvalidRequest
+    from kqueue.local.process import running
+
+    place = load(home=home).home_path
+    if (pid := running_fleet(place).get("pid")) is None:
+        raise InvalidRequest(f"no fleet is up in {place}")
+    os.kill(int(pid), signal.SIGTERM)
+    while running(int(pid)):
+        time.sleep(0.1)
 
 
 def worker(workers: Workers) -> None:
@@ -135,6 +173,6 @@ def _status(fleet: LocalFleet) -> str:
         **({"page": f"{fleet.http_url}/ (`{prefix}kqueue open` logs a browser in)"} if fleet.http_url else {}),
         **({"socket": f"unix://{fleet.http_socket}"} if fleet.http_socket else {}),
         "submit": f"{prefix}kqueue submit --problem P.py --kernel K.py --backend triton --wait",
-        "stop": "Ctrl-C",
+        "stop": f"Ctrl-C, or {prefix}kqueue down",
     }
-    return "\n".join(["kqueue is up", *(f"  {name:<9} {value}" for name, value in rows.items())])
+    return "\n".join([_UP, *(f"  {name:<9} {value}" for name, value in rows.items())])

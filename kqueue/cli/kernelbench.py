@@ -102,7 +102,8 @@ def kernelbench(
         run.write()
     if one_sample:
         _write(run.file, {problem: rows[0] for problem, rows in run.results.items() if rows})
-    scores = scores_of(run.results, ks, ps)
+    numbers = {*run.results, *(str(sample.problem_id) for sample in samples)}
+    scores = scores_of(run.results, ks, ps, problems=len(numbers))
     # KernelBench's scripts expect this name next to their results. Results of other settings have another name.
     scores_name = "pass_at_k_results.json" if run.file.name == _RESULTS else f"{run.file.stem}.pass_at_k_results.json"
     _write(run.file.with_name(scores_name), _pass_at_k_file(run.results, ks))
@@ -353,7 +354,8 @@ def _print(record: dict[str, Any]) -> None:
         for k, value in record["pass_at_k"].items()
     ]
     scores += [
-        (f"fast_{p:g}", _share(value), f"correct and more than {p:g}x as fast") for p, value in record["fast_p"].items()
+        (f"fast_{p:g}", _share(value), f"problems, correct and more than {p:g}x as fast")
+        for p, value in record["fast_p"].items()
     ]
     mean = record["geometric_mean_speedup"]
     if mean is not None:

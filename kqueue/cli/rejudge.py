@@ -17,7 +17,7 @@ import typer
 from kqueue.cli import options, resuming
 from kqueue.cli.render import emit, print_table, progress, say
 from kqueue.errors import ConfigError, InvalidRequest
-from kqueue.figures import ratio, span
+from kqueue.figures import ratio, speedup
 from kqueue.text import cell, one_line
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _counts(rows: Sequence[Ruled]) -> Iterator[tuple[str, int]]:
 
 
 def _cells(one: Ruled) -> tuple[str, ...]:
-    measured = ratio(one.speedup) + ("" if one.low == one.high else span((one.low, one.high)))
+    measured = speedup(one.speedup, None if one.low == one.high else (one.low, one.high))
     return one.name, ratio(one.claimed), measured, f"{one.rule}: {one.why}" if one.rule else one.why
 
 

@@ -17,8 +17,8 @@ from kqueue.cli.connection import database, reading
 from kqueue.cli.render import Columns, category_text, emit, first, say, table
 from kqueue.cli.token import budget_record
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation
-from kqueue.figures import age, brief, budget, milliseconds, ratio, span
-from kqueue.states import EvaluationState, Priority
+from kqueue.figures import age, brief, budget, milliseconds, ratio, speedup
+from kqueue.states import EvaluationState, Priority, Trials
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kqueue.store.reports.changes import Changes, Judged, Pair
 
 #: Fields that select evaluations.
-_FIELDS: Final = ("backend", "problem", "batch", "lane", "priority", "producer")
+_FIELDS: Final = ("backend", "problem", "batch", "lane", "priority", "producer", "trials")
 #: Fields that select finished evaluations.
 WHERE: Final = ("category", "blame", *_FIELDS)
 #: Maximum number of evaluations that are cancelled in one statement, which takes a second.
@@ -118,7 +118,7 @@ _RANKED: Final[Columns[Placed]] = {
 
 
 def _speedup(row: Listed | Placed | Judged) -> str:
-    return ratio(row.speedup) + span((row.speedup_low, row.speedup_high))
+    return speedup(row.speedup, (row.speedup_low, row.speedup_high))
 
 
 def conditions(where: Iterable[str], options: Mapping[str, str | None], among: Sequence[str] = WHERE) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def conditions(where: Iterable[str], options: Mapping[str, str | None], among: S
     from kqueue.categories import Blame, Category
 
     asked: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    kinds: dict[str, type[StrEnum]] = {"category": Category, "blame": Blame, "priority": Priority}
+    kinds: dict[str, type[StrEnum]] = {"category": Category, "blame": Blame, "priority": Priority, "trials": Trials}
     choices: dict[str, Iterable[str]] = {**kinds, "backend": backends.names()}
     for condition in where:
         field, mark, value = condition.partition("=")

@@ -19,7 +19,7 @@ from kqueue.cli import options
 from kqueue.cli.connection import detail_of
 from kqueue.cli.render import Columns, category_text, console, emit, print_table, say, table, text
 from kqueue.errors import ConfigError, InvalidRequest, ServiceError, UnknownEvaluation
-from kqueue.figures import milliseconds, moment, ratio, yes_no
+from kqueue.figures import milliseconds, moment, provenance, speedup, yes_no
 from kqueue.states import EvaluationState
 from kqueue.text import clean, one_line
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from kqueue.contract import Outcome, Verdict
+    from kqueue.evidence import Measurement
     from kqueue.store.reports import AttemptDetail, Detail
 
 #: Maximum number of lines of the log that `show` prints without `--log`.
@@ -167,7 +168,16 @@ def print_result(result: Outcome | Verdict, kernel: str, fields: Mapping[str, ob
 
     console().print(category_text(result.category, result.blame), end="")
     console().print(f"  blame: {result.blame}")
-    _print_fields(compiled=yes_no(result.compiled), correct=yes_no(result.correctness), **fields)
+    _print_fields(
+        phase=result.phase,
+        compiled=yes_no(result.compiled),
+        correct=yes_no(result.correctness),
+        runtime=_measurement(result.runtime),
+        baseline=_measurement(result.baseline),
+        speedup=speedup(result.speedup, result.speedup_interval),
+        provenance=provenance(result.evidence.provenance),
+        **fields,
+    )
     _print_block("in words", feedback.describe(result, kernel))
     if isinstance(result, Verdict) and not result.passed:
         from kqueue.autopsy.shrink import refused
@@ -180,6 +190,18 @@ def print_result(result: Outcome | Verdict, kernel: str, fields: Mapping[str, ob
     elif lines:
         left_out = f", the last {_LOG_LINES} of {len(lines)} lines (--log for all)" if len(lines) > _LOG_LINES else ""
         _print_block(f"log{left_out}", "\n".join(lines[-_LOG_LINES:]))
+
+
+def _measurement(taken: Measurement | None) -> str:
+    if taken is None:
+        return ""
+    median, q1, q3, overhead = map(milliseconds, (taken.median_ms, taken.q1_ms, taken.q3_ms, taken.null_ms))
+    if taken.median_ms <= 0:
+        return f"no longer than the launch overhead, {overhead} ms"
+    return (
+        f"{median} ms, quartiles {q1} to {q3}, {taken.count} calls, {'cold' if taken.cold_l2 else 'warm'} L2, "
+        f"{overhead} ms launch overhead subtracted, basis {taken.basis}"
+    )
 
 
 # diff ------------------------------------------------------------------------------------------------
@@ -229,7 +251,7 @@ def _plain(detail: Detail) -> dict[str, Any]:
 
 def _cells(detail: Detail) -> dict[str, str | Text]:
     verdict = detail.verdict
-    runtime = verdict.runtime if verdict else None
+    runtime = verdict.runtime if verdict and verdict.runtime_ms else None
     spread = f" ({milliseconds(runtime.q1_ms)} to {milliseconds(runtime.q3_ms)})" if runtime else ""
     return {
         **_about(detail),
@@ -237,7 +259,7 @@ def _cells(detail: Detail) -> dict[str, str | Text]:
         "category": category_text(verdict.category, verdict.blame) if verdict else detail.state,
         "runtime ms": milliseconds(runtime.median_ms) + spread if runtime else "",
         "baseline ms": milliseconds(verdict.baseline_ms if verdict else None),
-        "speedup": ratio(verdict.speedup if verdict else None),
+        "speedup": speedup(verdict.speedup, verdict.speedup_interval) if verdict else "",
         "message": verdict.message if verdict else "",
     }
 

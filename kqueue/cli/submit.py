@@ -34,7 +34,7 @@ from kqueue.cli.render import (
 )
 from kqueue.cli.sources import Entry
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation, WaitTimeout
-from kqueue.figures import brief, milliseconds, ratio
+from kqueue.figures import brief, milliseconds, speedup
 from kqueue.text import clean
 
 if TYPE_CHECKING:
@@ -381,7 +381,7 @@ VERDICT: Final[Columns[Item]] = {
     ),
     "runtime ms": lambda item: milliseconds(item.of_verdict("runtime_ms")),
     "baseline ms": lambda item: milliseconds(item.of_verdict("baseline_ms")),
-    "speedup": lambda item: ratio(item.of_verdict("speedup")),
+    "speedup": lambda item: speedup(item.of_verdict("speedup"), item.of_verdict("speedup_interval")),
     "message": lambda item: brief(item.of_verdict("message"), item.of_verdict("reused_from"), most=100),
 }
 _LABELS: Final[Columns[Item]] = {

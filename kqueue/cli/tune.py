@@ -20,7 +20,7 @@ from kqueue.cli.connection import database
 from kqueue.cli.render import make_bar, print_table, say, write_json
 from kqueue.cli.sources import adapted, read_problem, read_source
 from kqueue.errors import ConfigError, InvalidRequest
-from kqueue.figures import milliseconds, ratio, span
+from kqueue.figures import milliseconds, ratio, speedup
 from kqueue.text import clean
 
 if TYPE_CHECKING:
@@ -445,7 +445,7 @@ def show_places(plan: TournamentPlan, places: Sequence[Place], results: Sequence
             plan.candidates[one.kernel][0],
             ratio(one.score),
             "passed" if one.full else "not yet",
-            "" if one.lead is None or one.lead.ratio is None else f"{ratio(one.lead.ratio)}{span(one.lead.interval)}",
+            "" if one.lead is None else speedup(one.lead.ratio, one.lead.interval),
             "" if one.lead is None else _certainty(one),
         )
         for number, one in enumerate(places, 1)

@@ -16,7 +16,7 @@ from kqueue.config import MAX_BATCH
 from kqueue.duels import MOST
 from kqueue.http.devices import View
 from kqueue.http.failures import ProblemDetails
-from kqueue.states import EvaluationState
+from kqueue.states import EvaluationState, Trials
 from kqueue.store import reports, sharing
 from kqueue.store.gpus import GpuStatus
 from kqueue.store.probes import Record
@@ -105,6 +105,7 @@ class ListQuery(BaseModel):
     backend: contract.BackendName | None = None
     lane: Text = None
     batch: Text = None
+    trials: Trials | None = None
     since: Annotated[datetime | None, Field(description="Earliest time of submission, UTC by default.")] = None
     limit: Limit = 100
     cursor: Text = None

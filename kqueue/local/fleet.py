@@ -293,7 +293,7 @@ class LocalFleet:
     def _publish(self, home: Path) -> None:
         """Write the file from which this user's clients read the fleet's addresses, its token and Flower's password."""
         addresses = {
-            "pid": os.getpid(),
+            "pid": str(os.getpid()),
             "database_url": self.config.require_database(),
             "redis_url": self.config.require_redis(),
             "flower_url": self.flower_url,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 from uuid import UUID
 
+from kqueue import program
 from kqueue.config import Config
 from kqueue.errors import LocalFleetError
 from kqueue.http import check_access, require_http
@@ -40,8 +41,6 @@ _QUICK_S: Final = 20.0
 #: begins again after a life of ``_LASTED_S`` seconds.
 _PAUSE_S: Final = (1.0, 30.0)
 _LASTED_S: Final = 60.0
-#: Command prefix that runs a module. -P keeps a folder `workers` in the working directory from shadowing kqueue's.
-_PYTHON: Final = (sys.executable, "-P", "-m")
 #: The supervisor's module, and the module of each slot's worker process.
 _SUPERVISOR: Final = "workers.fleet"
 _WORKER: Final = "workers.start"
@@ -89,7 +88,7 @@ class _ChildPart:
         # A fork keeps the memory and the first environment of this process.
         forks = self.fork and (self.serves or not self.config.has_servers_secrets)
         self._child = Child(
-            [*_PYTHON, *self.words],
+            [*program.PYTHON, *self.words],
             log=self._log,
             environment={**os.environ, **self.config.environment(serves=self.serves), **self.environment()},
             death_signal=self.death_signal,
@@ -293,7 +292,8 @@ class Supervised:
 def load_modules(modules: list[str]) -> None:
     """Import the modules of forks, and freeze them, so that garbage collection does not copy their memory."""
     if not sys.flags.safe_path:
-        del sys.path[0]  # see _PYTHON
+        del sys.path[0]  # the working directory or the script's folder
+    program.load("workers", program.folder("workers"))
     gc.disable()
     for module in modules:
         importlib.import_module(module)
@@ -323,4 +323,4 @@ def require_worker(extra: str = "worker") -> None:
 
 def worker_command() -> list[str]:
     """Return the command of this host's supervisor, which runs in the foreground with settings in its environment."""
-    return [*_PYTHON, *Workers.words]
+    return [*program.PYTHON, *Workers.words]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection, Engine, text
 
+from kqueue import program
 from kqueue.errors import SchemaMismatch
 from kqueue.store import roles
 from kqueue.store.engine import connect, transaction, translate
@@ -27,7 +26,7 @@ _LOCK: Final = 0x6B71_7565_7565_0001
 def head() -> str:
     """Return the revision that this version of kqueue needs."""
     # The files' names suffice. Importing Alembic would take longer than most commands that need the revision.
-    return max(file.name.partition("_")[0] for file in (_migrations() / "versions").glob("[0-9]*_*.py"))
+    return max(file.name.partition("_")[0] for file in (program.folder("migrations") / "versions").glob("[0-9]*_*.py"))
 
 
 def current(url: str) -> str | None:
@@ -130,7 +129,7 @@ def _revision(connection: Connection) -> str | None:
 
 def _refuse_unknown(revision: str | None) -> None:
     """Raise SchemaMismatch for a revision that is older or newer than all of this version's migrations."""
-    known = {path.name.partition("_")[0] for path in (_migrations() / "versions").glob("[0-9]*_*.py")}
+    known = {path.name.partition("_")[0] for path in (program.folder("migrations") / "versions").glob("[0-9]*_*.py")}
     if revision is not None and revision < min(known):
         raise SchemaMismatch(
             f"the database's schema is at {revision}, which a development version made, and cannot be upgraded: use a"
@@ -143,19 +142,11 @@ def _refuse_unknown(revision: str | None) -> None:
         )
 
 
-def _migrations() -> Path:
-    """Return the folder of the migrations, which are part of kqueue's wheel."""
-    spec = importlib.util.find_spec("migrations")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent
-
-
 def _alembic(connection: Connection | None = None) -> AlembicConfig:
     from alembic.config import Config
 
     config = Config()
-    config.set_main_option("script_location", str(_migrations()).replace("%", "%%"))
+    config.set_main_option("script_location", str(program.folder("migrations")).replace("%", "%%"))
     config.attributes["connection"] = connection
     return config
 

@@ -26,7 +26,7 @@ from kqueue.errors import InvalidRequest, KqueueError, WaitTimeout
 from kqueue.http import failures
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, Gateway
-from kqueue.store import reports
+from kqueue.store import evaluations, reports
 from kqueue.store.tokens import Scope
 from kqueue.web import present
 from kqueue.web.live import live
@@ -169,6 +169,7 @@ async def autopsy(request: Request, viewer: Viewer, name: str) -> Response:
         "autopsy.html",
         detail=detail,
         running=running,
+        begun=await begun(gateway, evaluation_id),
         refusal=refusal(detail.verdict),
         may_begin=viewer.may(Scope.PROBLEMS),
         repro=present.source(program) if program else "",
@@ -196,6 +197,11 @@ async def repro(request: Request, _: Viewer, evaluation_id: UUID) -> Response:
         raise HttpError(404, "there is no repro.py: the autopsy still runs, found none, or is no longer stored")
     headers = {"Content-Disposition": 'attachment; filename="repro.py"'}
     return Response(running.report.repro.encode(), media_type="text/plain; charset=utf-8", headers=headers)
+
+
+async def begun(gateway: Gateway, evaluation_id: UUID) -> Sequence[UUID]:
+    """Return the evaluations of an evaluation's autopsies, also of those that a client made."""
+    return await gateway.read(evaluations.in_batch, f"autopsy-{evaluation_id}")
 
 
 def of(request: Request, evaluation_id: UUID) -> Running | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 
@@ -33,15 +32,6 @@ _CHEAP: Final = 2000
 _LOOKED_BACK: Final = timedelta(minutes=10)
 #: Values of p in the table of KernelBench's fast_p.
 _FAST_P: Final = (0.0, 0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A value of fast_p: the number and share of problems with a right kernel of a speedup above ``p``."""
-
-    p: float
-    problems: int
-    share: float
 
 
 @router.get("/batches")
@@ -107,7 +97,7 @@ def _read(engine: Engine, batch: str, *, with_cost: bool) -> dict[str, Any]:
         return {
             "state": state,
             "left_s": _left_s(engine, batch, state),
-            "fast": [_share(p, fast) for p in _FAST_P],
+            "fast": [(p, _number(p, fast)) for p in _FAST_P],
             "problems": fast.problems,
             "best": boards.best_of_batch(engine, batch),
             "faults": batches.batch_faults(engine, batch, state.categories),
@@ -119,10 +109,9 @@ def _read(engine: Engine, batch: str, *, with_cost: bool) -> dict[str, Any]:
         }
 
 
-def _share(p: float, fast: curves.FastP) -> Share:
+def _number(p: float, fast: curves.FastP) -> int:
     # Every right kernel counts for fast_0.
-    number = len(fast.speedups) if p == 0 else sum(speedup > p for speedup in fast.speedups)
-    return Share(p, number, number / max(1, fast.problems))
+    return len(fast.speedups) if p == 0 else sum(speedup > p for speedup in fast.speedups)
 
 
 def _left_s(engine: Engine, batch: str, state: BatchState) -> float | None:

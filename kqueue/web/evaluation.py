@@ -109,7 +109,7 @@ async def evaluation(
     if str(evaluation_id) != name:
         return RedirectResponse(f"/evaluations/{evaluation_id}", 303)
     fields = await gateway.read(_read, evaluation_id, against, within_s=gateway.config.live_s)
-    has_autopsy = autopsy.of(request, evaluation_id) is not None
+    has_autopsy = bool(await autopsy.begun(gateway, evaluation_id))
     may_begin = viewer.may(Scope.PROBLEMS) and autopsy.refusal(fields["verdict"]) is None
     return page(request, "evaluation.html", has_autopsy=has_autopsy, may_begin_autopsy=may_begin, **fields)
 

@@ -16,7 +16,7 @@ from kqueue import backends, figures
 from kqueue.categories import Blame, Category
 from kqueue.errors import InvalidRequest
 from kqueue.http import cursors
-from kqueue.states import EvaluationState
+from kqueue.states import EvaluationState, Trials
 from kqueue.store import reports
 from kqueue.store.engine import together
 from kqueue.store.reports import Listed, batches
@@ -34,6 +34,7 @@ _CHOICES: Final[dict[str, type[StrEnum]]] = {
     "state": EvaluationState,
     "category": Category,
     "blame": Blame,
+    "trials": Trials,
 }
 #: Filters with any text as value, with hints for their fields.
 _TEXTS: Final = {

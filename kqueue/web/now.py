@@ -20,7 +20,7 @@ from kqueue.errors import KqueueError, UnknownEvaluation
 from kqueue.http.devices import Device, Fleet, View
 from kqueue.http.gateway import Gateway
 from kqueue.http.shapes import lanes_of
-from kqueue.states import EvaluationState
+from kqueue.states import EvaluationState, Trials
 from kqueue.store import engine as store
 from kqueue.store import reports, tokens
 from kqueue.store.probes import MOST_SUSPECT
@@ -158,7 +158,7 @@ class _Reading:
 
 def _read(engine: Engine, *, within_s: float) -> Glance:
     oldest = reports.oldest(engine)[:_MOST]
-    running = reports.listing(engine, state=EvaluationState.RUNNING, limit=1000)
+    running = reports.listing(engine, state=EvaluationState.RUNNING, trials=Trials.WITH, limit=1000)
     return Glance(
         crowds=reports.crowds(engine)[:_MOST],
         oldest={one.lane: one for one in oldest},

@@ -165,7 +165,7 @@ _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "percent": _percent,
     "query": _query,
     "ratio": figures.ratio,
-    "span": figures.span,
+    "speedup": figures.speedup,
     "seconds": _seconds,
     "seconds_since": _seconds_since,
     "short": short,

@@ -82,7 +82,7 @@ def _running(pid: int) -> list[int]:
 
 def _works(pid: int) -> bool:
     """Return whether a process is a worker, or was forked from one."""
-    return words(pid)[2:5] in (["-m", "workers.start", "worker"], ["-m", "judges", "worker"])
+    return words(pid)[3:5] in (["workers.start", "worker"], ["judges", "worker"])
 
 
 def task_processes(worker: int) -> list[int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kqueue import program
 from kqueue.store import schema
 
 _ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def know_later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this process migrate with a copy of the migrations and a later version's."""
     copy = shutil.copytree(_ROOT / "migrations", folder / "migrations")
     add_later(copy)
-    monkeypatch.setattr(schema, "_migrations", lambda: copy)
+    monkeypatch.setattr(program, "folder", lambda _: copy)
 
 
 class OtherVersion:

@@ -114,13 +114,19 @@ class Cli:
 
 
 def submit(
-    engine: Engine, *labels: str, batch: str | None = None, problem: str = PROBLEM, problem_label: str = "relu"
+    engine: Engine,
+    *labels: str,
+    batch: str | None = None,
+    problem: str = PROBLEM,
+    problem_label: str = "relu",
+    version: str = "",
 ) -> list[UUID]:
     """Submit a kernel for each label as a client does. The backend `t` is Triton. Return the ids."""
     requests = [
         Request(
-            problem=problem, kernel=f"{KERNEL}# {label}\n", backend="triton" if label == "t" else "torch", lane="cpu",
-            problem_label=problem_label, kernel_label=label, batch=batch,
+            problem=problem, kernel=f"{KERNEL}# {label}{version}\n",
+            backend="triton" if label == "t" else "torch", lane="cpu", problem_label=problem_label,
+            kernel_label=label, batch=batch,
         )
         for label in labels
     ]  # fmt: skip

@@ -38,7 +38,7 @@ STATUS = re.compile(r"# ends with status (\d+)$", re.MULTILINE)
 STAND_INS = {
     "pip": 'test "$1" = install',
     "make": 'test "$*" = venv',
-    "python3": f'test "$*" = "-m venv .venv" || exec {sys.executable} "$@"',
+    "python3": f'test "$*" = "-m venv own" || exec {sys.executable} "$@"',
     "kqueue": f'test "$1" = up || exec {Path(sys.executable).parent}/kqueue "$@"',
     "producer": "cat requests.jsonl",
 }
@@ -121,11 +121,11 @@ def settled(top: Path, environment: dict[str, str], fleet: subprocess.Popen[byte
     assert fleet.poll() is None, log.read_text()
     config = load(home=home)
     folder = top / "work"
-    for place in ("kernels", "KernelBench/level1", "runs/mine", ".venv/bin"):
+    for place in ("kernels", "KernelBench/level1", "runs/mine", ".venv/bin", "own/bin"):
         (folder / place).mkdir(parents=True)
     (folder / "examples").symlink_to(EXAMPLES)
     files = {"relu.py": PROBLEM, "mine.py": KERNEL, "kernels/one.py": KERNEL, "KernelBench/level1/1_sum.py": PROBLEM}
-    files[".venv/bin/activate"] = ""
+    files |= {".venv/bin/activate": "", "own/bin/activate": ""}
     files["runs/mine/level_1_problem_1_sample_0_kernel.py"] = KERNEL
     files |= {"request.json": json.dumps(REQUEST), "requests.jsonl": json.dumps(REQUEST)}
     for name, text in files.items():

@@ -80,7 +80,7 @@ def test_a_run(config: Config, folders: tuple[Path, Path]) -> None:
     assert {k: (one["value"], one["problems"]) for k, one in first["pass_at_k"].items()} == {
         "1": (0.25, 2), "2": (0.5, 2), "3": (None, 0),
     }  # fmt: skip
-    assert first["fast_p"]["0.0"] == 0.25
+    assert first["fast_p"]["0.0"] == 0.5
     assert first["categories"] == {"passed": 1, "wrong_values": 2, "entry_point_missing": 1}
 
     rows = results(run)

@@ -97,6 +97,8 @@ def test_a_right_kernels_result() -> None:
         "mean": 4.0, "median": 2.0, "std": 0.5, "min": 1.0, "max": 8.0, "num_trials": 17, "hardware": "NVIDIA H200",
         "device": "cuda:0",
     }  # fmt: skip
+    untimed = result_of(verdict(runtime=measurement(0.0), baseline=measurement(3.0), evidence=evidence))
+    assert (untimed["runtime"], untimed["runtime_stats"], untimed["metadata"]["speedup"]) == (-1.0, {}, None)
     metadata = result["metadata"]
     assert (metadata["category"], metadata["blame"]) == ("passed", "none")
     assert (metadata["speedup"], metadata["correctness_trials"], metadata["hidden_trials"]) == (1.5, "(5 / 5)", 2)
@@ -141,18 +143,18 @@ def sample(sample_id: int, correct: bool, speedup: float | None = None, **more: 
 
 
 def test_scores_of_a_run() -> None:
-    """Scores are pass@k over problems with k samples, fast_p within each problem first, and the categories."""
+    """Scores are pass@k over problems with k samples, fast_p over all problems, and the categories."""
     results = {
         "1": [sample(0, True, 2.0), sample(1, False)],
         "2": [sample(0, True, 0.5)],
         "3": [],
         "4": [sample(0, True, None, runtime=2.0, ref_runtime=8.0)],
     }
-    scores = scores_of(results, [1, 2, 3], [0.0, 1.0, 2.0, 4.0])
+    scores = scores_of(results, [1, 2, 3], [0.0, 1.0, 2.0, 4.0], problems=4)
     assert (scores["problems"], scores["samples"], scores["correct"], scores["timed"]) == (3, 4, 3, 3)
     known = {k: (one["value"], one["problems"]) for k, one in scores["pass_at_k"].items()}
     assert known == {1: (pytest.approx(2.5 / 3), 3), 2: (1.0, 1), 3: (None, 0)}
-    assert scores["fast_p"] == {0.0: pytest.approx(2.5 / 3), 1.0: 0.5, 2.0: pytest.approx(1 / 3), 4.0: 0.0}
+    assert scores["fast_p"] == {0.0: 0.75, 1.0: 0.5, 2.0: 0.25, 4.0: 0.0}
     assert scores["geometric_mean_speedup"] == pytest.approx((2.0 * 0.5 * 4.0) ** (1 / 3))
     assert scores["categories"] == {"passed": 3, "wrong_values": 1}
 

@@ -88,7 +88,9 @@ def test_right_gradients_pass_with_a_time_for_each_pass(rig: Rig) -> None:
     assert (both.runtime_ms, both.speedup, both.speedup_interval) == (
         outcome.runtime_ms, outcome.speedup, outcome.speedup_interval,
     )  # fmt: skip
-    assert backward.runtime_ms == pytest.approx(both.runtime_ms - forward.runtime_ms)
+    # The noise of a difference can exceed it.
+    difference = both.runtime_ms - forward.runtime_ms
+    assert backward.runtime_ms == (pytest.approx(difference) if difference > 0 else None)
     assert {key.rpartition("pass=")[2] for _, _, key in rig.backend.baselines if "pass=" in key} == {"both", "forward"}
 
 

@@ -54,14 +54,14 @@ def foreign() -> Iterator[Path]:
     """A folder in which the packages of a fleet cannot be imported."""
     with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
         Path(name).chmod(0o755)
-        for package in ("billiard", "celery", "kombu", "psycopg", "redis", "sqlalchemy"):
+        for package in ("billiard", "celery", "kombu", "psycopg", "redis", "sqlalchemy", "workers"):
             Path(name, f"{package}.py").write_text("raise ImportError('not installed here')\n")
         yield Path(name)
 
 
 @pytest.fixture(scope="module")
 def local(config: Config, foreign: Path) -> Iterator[LocalJudge]:
-    """A judge on the CPU, started by another thread, that cannot import a fleet's packages."""
+    """A judge on the CPU, started by another thread. A foreign `workers` and no package of a fleet can be imported."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(foreign))
         judge = LocalJudge("cpu", config=config)

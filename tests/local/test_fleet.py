@@ -167,7 +167,7 @@ def test_lives_of_up(open_home: Path, lives: list[signal.Signals]) -> None:
             assert key.stat().st_mode & 0o777 == 0o600
             children = list(below(process.pid))
             assert len(children) >= 4
-            own_descriptors(process.pid, [pid for pid in children if command_line(pid)[1:3] == ["-P", "-m"]])
+            own_descriptors(process.pid, [pid for pid in children if command_line(pid)[1:2] == ["-P"]])
             if last is not signal.SIGKILL:
                 outlive(process, children)
                 children += list(below(process.pid))
@@ -188,7 +188,7 @@ def test_lives_of_up(open_home: Path, lives: list[signal.Signals]) -> None:
 
 
 def test_only_servers_get_their_secrets(open_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the supervisor nor a worker, a judge or Flower has them in its environment."""
+    """Neither the supervisor nor a worker, a judge or Flower has them in its environment. `kqueue down` ends all."""
     home = open_home / "home"
     with_schema(home / "postgres")
     for name in ("KQUEUE_OIDC_CLIENT_SECRET", "KQUEUE_CALLBACK_SECRET"):
@@ -199,8 +199,14 @@ def test_only_servers_get_their_secrets(open_home: Path, monkeypatch: pytest.Mon
         assert process.stdout is not None
         told = [pid for pid in below(process.pid) if b"only for" in Path(f"/proc/{pid}/environ").read_bytes()]
         assert [command_line(pid)[3:5] for pid in told] == [["kqueue", "serve"]]
+        monkeypatch.setenv("KQUEUE_HOME", str(home))
+        kqueue = [sys.executable, "-m", "kqueue"]
+        second = subprocess.run([*kqueue, "up", "--detach"], capture_output=True, text=True)
+        assert (second.returncode, f"in use by process {process.pid}" in second.stdout) == (3, True), second
+        assert [subprocess.run([*kqueue, "down"]).returncode for _ in range(2)] == [0, 2]
+        assert process.wait() == 0
     finally:
-        process.send_signal(signal.SIGINT)
+        process.kill()
         process.communicate()
 
 

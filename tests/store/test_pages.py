@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +14,8 @@ from sqlalchemy import Engine, text
 from kqueue.categories import Category
 from kqueue.contract import Request
 from kqueue.errors import UnknownProblem
-from kqueue.store import evaluations, reports, retention
+from kqueue.states import Trials
+from kqueue.store import evaluations, reports, retention, searches
 from kqueue.store.engine import connect, together, transaction
 from kqueue.store.reports import batches, boards, curves, texts
 from kqueue.store.reports.texts import Where
@@ -207,3 +209,32 @@ def test_indexes_on_words_are_used(engine: Engine) -> None:
             query = f"EXPLAIN SELECT 1 FROM {table} WHERE {texts._fits(f'{table}.{of}').text}{more}"
             plan = "\n".join(connection.scalars(text(query), {"wanted": "'x'"}))
             assert f"ix_{table}_words" in plan, plan
+
+
+def test_trials_are_left_out_unless_asked_for(engine: Engine, judged: Judge, problem_hash: str) -> None:
+    """Lists, rates, exports, searches and rankings have no autopsies, duels and tunings. A batch has its own times."""
+    mine = judged(Category.PASSED, 1, 5, batch="mine")
+    searches.create(engine, "my-run", {"algorithm": "tune"})
+    trials = {judged(Category.PASSED, 1, 0.1, batch=name) for name in ("autopsy-1", "duel-2", "tune-3", "my-run")}
+    trials.add(judged(Category.CRASHED, 2, problem="class Model: smaller", batch="autopsy-1"))
+    other = judged(Category.PASSED, 1, 4, batch="other")
+    every = {mine, other}
+    ask = {None: every, Trials.WITH: every | trials, Trials.ONLY: trials}
+    for asked, wanted in ask.items():
+        assert {row.evaluation_id for row in reports.listing(engine, trials=asked)} == wanted
+        assert {row.evaluation_id for row in reports.results(engine, trials=asked)} == wanted
+    spans: dict[str, Any] = dict.fromkeys(("since", "until", "after"))
+    exported = [row.evaluation_id for some in reports.trajectories(engine, **spans, limit=9) for row in some]
+    assert {UUID(str(one)) for one in exported} == every
+    assert len(reports.listing(engine, batch="duel-2")) == 1
+    assert reports.outcomes(engine) == {Category.PASSED: 2}
+    assert sum(day.total for day in reports.days(engine, since=datetime(2026, 1, 1, tzinfo=UTC))) == 2
+    assert {one.name for one in batches.known_batches(engine)} == {"mine", "other"}
+    assert [one.name for one in batches.known_batches(engine, beginning="duel")] == ["duel-2"]
+    assert [one.problem_hash for one in boards.used_problems(engine)] == [problem_hash]
+    assert not texts.search(engine, "smaller", Where.PROBLEMS)
+    for ranked in (boards.ranking(engine), boards.leaderboard(engine, problem_hash), reports.best(engine)):
+        assert [(one.speedup, one.measured) for one in ranked] == [(2.0, 2)]
+    assert {point.evaluation_id for point in curves.best_so_far(engine, problem_hash)} == every
+    for ranked in (boards.best_of_batch(engine, "mine"), boards.ranking(engine, batch="mine")):
+        assert [(one.evaluation_id, one.measured) for one in ranked] == [(mine, 1)]

@@ -12,12 +12,13 @@ from kqueue.categories import CATEGORIES, Blame, Category
 from kqueue.contract import Outcome, Request
 from kqueue.errors import IdempotencyConflict
 from kqueue.evidence import Drift, Evidence, ForeignGpuProcess
+from kqueue.figures import speedup
 from kqueue.states import Writer
 from kqueue.store import evaluations, gpus, retention, workers
 from kqueue.store.evaluations import Submitted
 from kqueue.store.evaluations.reuse import reusable
 from kqueue.store.listener import Listener
-from tests.samples import ended, passed
+from tests.samples import ended, measurement, passed, timed
 from tests.store.steps import ENVIRONMENT, change, count, finish, together
 
 #: Seconds for which a silent worker counts as serving. No test takes so long.
@@ -274,11 +275,16 @@ class TestHonesty:
         assert not fleet.reuses(2)
 
     def test_a_disturbed_time_is_not_reused(self) -> None:
-        """Neither is a result of a suspected kernel."""
+        """Neither is a noisy one, which is shown with one digit, or a result of a suspected kernel."""
         assert all(reusable(passed(evidence=Evidence(strangers=seen))) for seen in (None, (), "unknown"))
         stranger = ForeignGpuProcess(pid=1, name=None, memory_bytes=None, active=True)
         for disturbed in ({"alone": True}, {"baseline_drift": Drift(was_ms=1, is_ms=2)}, {"strangers": (stranger,)}):
             assert not reusable(passed(evidence=Evidence(**disturbed))), disturbed
+        ends = {"low_ms": 0.3, "high_ms": 0.7}
+        noisy = passed(runtime=measurement(0.5).model_copy(update=ends), baseline=timed(1.0).runtime)
+        assert (reusable(timed(0.5)), reusable(noisy)) == (True, False)
+        assert speedup(timed(0.5).speedup, timed(0.5).speedup_interval) == "2.00x (1.75x to 2.28x)"
+        assert speedup(noisy.speedup, noisy.speedup_interval) == "about 2x, too noisy (1.42x to 2.82x)"
 
     def test_what_took_several_tries_is_not_reused(self, engine: Engine, fleet: Fleet) -> None:
         """It can pass by luck. An attempt that was handed back does not count."""

@@ -353,7 +353,7 @@ def test_without_its_option_the_plugin_does_nothing(cli: Cli) -> None:
         "import sys\n"
         "def test_a():\n"
         "    ours = {name for name in sys.modules if name.split('.')[0] in ('kqueue', 'workers')}\n"
-        "    assert ours == {'workers', 'workers.testing', 'workers.testing.plugin'}\n"
+        "    assert ours == {'kqueue', 'kqueue.errors', 'kqueue.pytest_plugin'}\n"
         "    assert not {'pydantic', 'torch'} & set(sys.modules)\n",
     )
     done = plain(cli, "-p", "kqueue")

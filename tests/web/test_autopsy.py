@@ -61,6 +61,13 @@ def test_a_failure_is_shrunk(browser: httpx.Client, engine: Engine, worker_id: U
     assert f'href="{address}"' in browser.get(f"/evaluations/{wrong}").text
 
 
+def test_a_client_s_autopsy_is_linked(browser: httpx.Client, served: Served, judge, wrong: UUID) -> None:
+    """The pages of an evaluation name the batch of an autopsy that the command line made."""
+    judged(served, judge, found_wrong(), problem=TAIL, batch=f"autopsy-{wrong}")
+    assert "Its autopsy" in shown(browser, f"/evaluations/{wrong}")
+    assert f'href="/batches/autopsy-{wrong}"' in shown(browser, f"/evaluations/{wrong}/autopsy")
+
+
 def test_one_runs_once_and_few_at_once(browser: httpx.Client, served: Served, judge, wrong, monkeypatch) -> None:
     """A repeated request joins the running autopsy, and one above the limit is a 429."""
     monkeypatch.setattr(autopsy, "_MOST_RUNNING", 1)

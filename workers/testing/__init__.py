@@ -1,7 +1,7 @@
 """A plugin of pytest that runs each test module in a fresh process with a fresh CUDA context.
 
 ==================================  ==================================================================
-:mod:`~workers.testing.plugin`      the options, and their use by the controlling pytest
+:mod:`kqueue.pytest_plugin`         the options, and their use by the controlling pytest
 :mod:`~workers.testing.groups`      groups of tests that share a process, and the orders to such processes
 :mod:`~workers.testing.controller`  the controlling pytest, which runs groups concurrently and gets their reports
 :mod:`~workers.testing.claims`      checks of a process's messages before they reach pytest

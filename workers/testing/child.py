@@ -42,12 +42,12 @@ from typing import Any, Final, cast
 
 import pytest
 
+from kqueue.pytest_plugin import UNLOCKED
 from workers.judge.channel.lines import say
 from workers.judge.host.exclusive import room
 from workers.judge.host.turns import turn
 from workers.testing import context
 from workers.testing.groups import Order
-from workers.testing.plugin import UNLOCKED
 
 #: Plugins of pytest that choose tests by its cache, which only the controlling pytest must do.
 _CHOOSING: Final = ("lfplugin", "nfplugin", "stepwiseplugin")

@@ -14,7 +14,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from typing import Any, Final
 
 import pytest
 
+from kqueue import program
 from kqueue.config import load
 from workers.judge.channel.lines import Lines, content
 from workers.judge.gpu.devices import choose, devices
@@ -121,11 +121,11 @@ class Job:
         self._printed, prints = os.pipe2(os.O_CLOEXEC)
         self._lines = Lines(heard)
         self.sources = (self._lines.fileno(), self._printed)
-        python, said = (sys.executable, "-P", "-m"), str(says.fileno())
-        program = [*under, *python, "workers.testing.child", str(order), said]
+        said = str(says.fileno())
+        child = [*under, *program.PYTHON, "workers.testing.child", str(order), said]
         try:
             self._reaper = subprocess.Popen(
-                [*python, "workers.testing.reaper", str(os.getpid()), said, *program],
+                [*program.PYTHON, "workers.testing.reaper", str(os.getpid()), said, *child],
                 cwd=cwd,
                 env=self._environment(gpu),
                 stdin=subprocess.DEVNULL,

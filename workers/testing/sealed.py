@@ -30,3 +30,7 @@ def main(file: str, repository: str, said: str) -> int:
     order["searched"] = [path for path in order["searched"] if not folders.fault(path)] + sys.path
     order["paths"] = (repository, root)
     return child.main(Order(**order, basetemp=str(Path(file).with_name("pytest")), locks=[]), int(said))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

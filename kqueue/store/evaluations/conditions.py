@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import and_, false, func, literal_column, select
+from sqlalchemy import ColumnElement, and_, false, func, literal_column, or_, select, true
+from sqlalchemy.orm import InstrumentedAttribute
 
 from kqueue.backends import PYTEST
 from kqueue.contract import TESTS_LINE
 from kqueue.states import EvaluationState
-from kqueue.store.models import Attempt, Evaluation, Kernel, Problem
+from kqueue.store.models import Attempt, Evaluation, Kernel, Problem, SearchRun
 
 #: Condition for a queued evaluation. States are literals, because a prepared statement with states as parameters cannot
 #: use the partial indexes.
@@ -23,19 +24,34 @@ EXPIRED_INDEXED: Final = and_(EXPIRED, Evaluation.expires_at <= func.now())
 #: Condition for an evaluation that a user requested. Probes (:mod:`kqueue.store.probes`) belong to the fleet: no report
 #: counts or lists them, and no producer pays for them.
 REAL: Final = Evaluation.probe.is_(False)
+
+
+def no_trial(batch: ColumnElement[str | None] | InstrumentedAttribute[str | None]) -> ColumnElement[bool]:
+    """Return the condition that an evaluation of this batch is not a trial, but a kernel that a producer submitted.
+
+    Autopsies, duels, tunings and tournaments make trials. Lists, rates, exports and leaderboards leave them out.
+    """
+    runs = select(SearchRun.name).where(SearchRun.plan["algorithm"].astext.in_(("tune", "tournament")))
+    return func.coalesce(and_(~batch.regexp_match("^(autopsy|duel|tune)-"), batch.not_in(runs)), true())
+
+
 #: Conditions that join an evaluation with its sources. Equal sources of two owners are two rows.
 ITS_PROBLEM: Final = and_(Problem.hash == Evaluation.problem_hash, Problem.owner == Evaluation.owner)
 ITS_KERNEL: Final = and_(Kernel.hash == Evaluation.kernel_hash, Kernel.owner == Evaluation.owner)
-#: Conditions for a problem or kernel of the enclosing statement that belongs to no probe and is not a repository's
-#: tests. Indexes answer the former. For the latter Postgres reads only the beginning of a long uncompressed source.
+
+
+def _is_real(source: type[Problem | Kernel], its: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Return the condition that a source of the enclosing statement belongs to no probe, and not only to trials."""
+    of = select(Evaluation.id).where(its).correlate(source)
+    return and_(~of.where(Evaluation.probe).exists(), or_(of.where(no_trial(Evaluation.batch)).exists(), ~of.exists()))
+
+
+#: Conditions for a problem or kernel of the enclosing statement that a producer submitted and that is no repository's
+#: tests. For the latter Postgres reads only the beginning of a long uncompressed source.
 REAL_PROBLEM: Final = and_(
-    ~select(Evaluation.id).where(ITS_PROBLEM, Evaluation.probe).correlate(Problem).exists(),
-    func.substr(Problem.source, 1, len(TESTS_LINE)) != TESTS_LINE,
+    _is_real(Problem, ITS_PROBLEM), func.substr(Problem.source, 1, len(TESTS_LINE)) != TESTS_LINE
 )
-REAL_KERNEL: Final = and_(
-    ~select(Evaluation.id).where(ITS_KERNEL, Evaluation.probe).correlate(Kernel).exists(),
-    Kernel.backend != PYTEST,
-)
+REAL_KERNEL: Final = and_(_is_real(Kernel, ITS_KERNEL), Kernel.backend != PYTEST)
 #: A time in the future. It is a literal, so that Postgres knows how few evaluations are due later.
 _LATER: Final = literal_column("now() + interval '10 s'")
 _TRIED_AT: Final = select(func.max(Attempt.ended_at)).where(Attempt.evaluation_id == Evaluation.id)

@@ -20,6 +20,7 @@ from uuid import UUID
 from sqlalchemy import Connection, func, select
 
 from kqueue.contract import Outcome
+from kqueue.figures import is_noisy
 
 
 def answer(connection: Connection, ids: Collection[UUID], *, live_s: float) -> set[UUID]:
@@ -49,10 +50,11 @@ def fingerprint(environment_hash: str, conditions: str) -> str:
 def reusable(outcome: Outcome) -> bool:
     """Return True if equal evaluations can reuse this outcome, because a repetition would give it again.
 
-    Excluded are outcomes after several tries, and times that were measured next to foreign GPU processes or on a device
-    that had changed.
+    Excluded are outcomes after several tries, and noisy times, and times that were measured next to foreign GPU
+    processes or on a device that had changed.
     """
     evidence = outcome.evidence
     disturbed = evidence.baseline_drift is not None or evidence.strangers not in (None, "unknown", ())
     tried = any(not attempt.handed_back for attempt in evidence.attempts or ())
-    return outcome.category.info.reusable and not disturbed and not tried and not evidence.alone
+    steady = not disturbed and not is_noisy(outcome.speedup_interval)
+    return outcome.category.info.reusable and steady and not tried and not evidence.alone

@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from kqueue.categories import Blame, Category
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import OPEN
+from kqueue.store.evaluations import OPEN, no_trial
 from kqueue.store.models import Batch, Evaluation, Summary, Verdict
 from kqueue.store.reports.curves import RIGHT
 from kqueue.store.sql import fetch, read
@@ -63,7 +63,7 @@ def known_batches(engine: Engine, *, beginning: str = "", limit: int = 50) -> li
     # The rows' times are exact to a second, so some more batches are read.
     latest = (
         select(Batch.name)
-        .where(Batch.name.startswith(beginning, autoescape=True))
+        .where(Batch.name.startswith(beginning, autoescape=True) if beginning else no_trial(Batch.name))
         .order_by(Batch.last_at.desc(), Batch.name)
         .limit(limit + _NEAR)
         .subquery()

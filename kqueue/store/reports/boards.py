@@ -12,7 +12,6 @@ from sqlalchemy import (
     ColumnElement,
     Double,
     Engine,
-    Select,
     cast,
     func,
     literal,
@@ -26,7 +25,7 @@ from sqlalchemy.sql.selectable import Subquery
 from kqueue.errors import UnknownEvaluation
 from kqueue.evidence import Profile
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM, REAL, REAL_PROBLEM
+from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM, REAL, REAL_PROBLEM, no_trial
 from kqueue.store.models import (
     PROFILED,
     Attempt,
@@ -238,7 +237,7 @@ def leaderboard(
     Args:
         precision, backend, device: the only precision, backend and device model to list.
     """
-    wanted: list[ColumnElement[bool]] = [Summary.problem_hash == problem_hash]
+    wanted = [Summary.problem_hash == problem_hash, no_trial(Summary.batch)]
     if precision is not None:
         wanted.append(literal(precision) == _PRECISION)
     if device is not None:
@@ -249,8 +248,8 @@ def leaderboard(
 
 
 def best_of_batch(engine: Engine, batch: str, *, limit: int = 20) -> list[Placed]:
-    """Return the kernels of a batch, as in :func:`ranking`."""
-    return _ranking_of(engine, select(*_SAME).where(Summary.batch == batch), limit)
+    """Return the kernels of a batch, as in :func:`ranking`, by its own measurements."""
+    return _ranking(engine, [Summary.batch == batch], limit)
 
 
 def ranking(
@@ -264,16 +263,14 @@ def ranking(
     Args:
         since: earliest time of the verdict.
         filters: conditions on the evaluations. A kernel that has such an evaluation is ranked by all of its
-            measurements.
+            measurements. With a batch, only measurements of the batch count.
     """
     chosen = select(Evaluation.problem_hash, Evaluation.kernel_hash).join(Kernel, ITS_KERNEL)
     chosen = chosen.join(Verdict, Verdict.evaluation_id == Evaluation.id).where(*conditions(filters))
-    return _ranking_of(engine, chosen if since is None else chosen.where(Verdict.finished_at >= since), limit)
-
-
-def _ranking_of(engine: Engine, chosen: Select[str, str], limit: int) -> list[Placed]:
-    """Rank the kernels that a query returns with their problems."""
-    return _ranking(engine, [tuple_(*_SAME).in_(chosen)], limit)
+    chosen = chosen if since is None else chosen.where(Verdict.finished_at >= since)
+    batch, trials = filters.get("batch"), filters.get("trials")
+    mine = Summary.batch == batch if batch is not None else no_trial(Summary.batch) if trials is None else true()
+    return _ranking(engine, [tuple_(*_SAME).in_(chosen), mine], limit)
 
 
 def _ranking(engine: Engine, wanted: Sequence[ColumnElement[bool]], limit: int) -> list[Placed]:

@@ -43,6 +43,7 @@ class Judged:
     evaluation_id: UUID
     problem_hash: str
     problem_label: str | None
+    kernel_hash: str
     kernel_label: str | None
     category: Category
     message: str
@@ -67,8 +68,10 @@ class Pair:
 
     @property
     def ratio(self) -> float | None:
-        """The second speedup divided by the first, or None if one of them is unknown."""
-        return self.second.speedup / self.first.speedup if self.first.speedup and self.second.speedup else None
+        """The second speedup divided by the first. None for the same kernel, or if one of them is unknown."""
+        if self.first.kernel_hash == self.second.kernel_hash or not self.first.speedup or not self.second.speedup:
+            return None
+        return self.second.speedup / self.first.speedup
 
     @property
     def change(self) -> Change:
@@ -80,11 +83,13 @@ class Pair:
                 return Change.FIXED
             case Blame.CANDIDATE, Blame.CANDIDATE:
                 return Change.WRONG
-            case Blame.NONE, Blame.NONE:
+            case Blame.NONE, Blame.NONE if self.first.kernel_hash != self.second.kernel_hash:
                 if (self.second.speedup_high or math.inf) < (self.first.speedup_low or 0.0):
                     return Change.SLOWER
                 faster = (self.first.speedup_high or math.inf) < (self.second.speedup_low or 0.0)
                 return Change.FASTER if faster else Change.SAME
+            case Blame.NONE, Blame.NONE:
+                return Change.SAME
             case _:
                 return Change.NOT_JUDGED
 

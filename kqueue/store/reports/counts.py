@@ -30,7 +30,7 @@ from kqueue.states import EvaluationState, Priority
 from kqueue.store import callbacks
 from kqueue.store.callbacks import CallbackState
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import OPEN, QUEUED, REAL
+from kqueue.store.evaluations import OPEN, QUEUED, REAL, no_trial
 from kqueue.store.models import Attempt, Evaluation, Summary, Verdict, Worker
 from kqueue.store.sql import any_text, any_uuid, fetch
 
@@ -100,8 +100,7 @@ def outcomes(
         query = query.where(Summary.evaluation_id.in_(recent))
     if problem_hash is not None:
         query = query.where(Summary.problem_hash == problem_hash)
-    if batch is not None:
-        query = query.where(Summary.batch == batch)
+    query = query.where(no_trial(Summary.batch) if batch is None else Summary.batch == batch)
     with transaction(engine) as connection:
         counted = {row.category: row.number for row in connection.execute(query)}
     return {category: counted[category.value] for category in Category if category.value in counted}

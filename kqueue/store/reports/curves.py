@@ -16,7 +16,7 @@ from sqlalchemy.sql.selectable import Subquery
 
 from kqueue.categories import Blame, Category
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import OPEN
+from kqueue.store.evaluations import OPEN, no_trial
 from kqueue.store.models import Evaluation, Summary
 
 #: Categories of correct kernels.
@@ -73,7 +73,7 @@ def medians_of(problem_hash: str) -> Subquery:
             func.min(Summary.finished_at).label("at"),
             first.label("evaluation_id"),
         )
-        .where(Summary.problem_hash == problem_hash, Summary.speedup.is_not(None), *MEASURED)
+        .where(Summary.problem_hash == problem_hash, Summary.speedup.is_not(None), no_trial(Summary.batch), *MEASURED)
         .group_by(Summary.kernel_hash)
         .subquery()
     )
@@ -91,7 +91,7 @@ def best_so_far(engine: Engine, problem_hash: str, *, limit: int = 20_000) -> li
     latest = (
         select(Summary.evaluation_id, Summary.finished_at.label("at"), medians.c.speedup, Summary.category)
         .outerjoin(medians, timed)
-        .where(Summary.problem_hash == problem_hash)
+        .where(Summary.problem_hash == problem_hash, no_trial(Summary.batch))
         .order_by(Summary.finished_at.desc(), Summary.evaluation_id.desc())
         .limit(limit)
     )
@@ -102,13 +102,9 @@ def best_so_far(engine: Engine, problem_hash: str, *, limit: int = 20_000) -> li
 
 
 def fast_p(engine: Engine, batch: str) -> FastP:
-    """Return the median speedups of the best correct kernels of a batch by problem, and the number of its problems."""
+    """Return the highest speedups of correct kernels of a batch by problem, and the number of its problems."""
     right = case((Summary.category.in_(RIGHT), func.coalesce(Summary.speedup, 0.0)))
-    ended = (
-        select(Summary.problem_hash, func.percentile_disc(0.5).within_group(right).label("best"))
-        .where(Summary.batch == batch)
-        .group_by(Summary.problem_hash, Summary.kernel_hash)
-    )
+    ended = select(Summary.problem_hash, right.label("best")).where(Summary.batch == batch)
     waiting = select(Evaluation.problem_hash, null().cast(Double)).where(OPEN, Evaluation.batch == batch).distinct()
     every = union_all(ended, waiting).subquery()
     with transaction(engine) as connection:

@@ -9,14 +9,14 @@ from datetime import datetime
 from typing import Any, Final, TypedDict, Unpack
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Double, Engine, cast, column, func, literal, or_, select, table, tuple_
+from sqlalchemy import ColumnElement, Double, Engine, cast, column, func, literal, or_, select, table, true, tuple_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import HASH
-from kqueue.states import EvaluationState, Priority
+from kqueue.states import EvaluationState, Priority, Trials
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import ITS_KERNEL, OPEN, QUEUED, REAL
+from kqueue.store.evaluations import ITS_KERNEL, OPEN, QUEUED, REAL, no_trial
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Verdict
 from kqueue.store.sql import any_text, columns, fetch
 
@@ -72,6 +72,7 @@ class Filters(TypedDict, total=False):
     batch: str | None
     priority: Priority | None
     producer: str | None
+    trials: Trials | None
     like: Parts | None
 
 
@@ -226,7 +227,7 @@ def unfinished(engine: Engine, *, before: datetime | None = None, **filters: Unp
         before: latest time of submission.
         filters: conditions on the evaluations. At least 12 digits of a problem's hash are needed.
     """
-    wanted = [OPEN, *conditions(filters)]
+    wanted = [OPEN, *conditions({"trials": Trials.WITH, **filters})]
     if before is not None:
         wanted.append(Evaluation.submitted_at < before)
     if (problem := filters.get("problem")) is not None and len(problem) < _HASH_DIGITS:
@@ -279,8 +280,12 @@ def conditions(filters: Filters) -> list[ColumnElement[bool]]:
         "priority": Evaluation.priority,
         "producer": Evaluation.producer,
     }
+    real = no_trial(Evaluation.batch)
+    of = {Trials.WITH: true(), Trials.ONLY: ~real, None: real}[filters.get("trials")]
+    named = filters.get("batch") is not None or "batches" in (filters.get("like") or {})
     wanted: list[ColumnElement[bool]] = [
         REAL,
+        true() if named else of,
         *(column == value for name, column in columns.items() if (value := filters.get(name)) is not None),
     ]
     if (problem := filters.get("problem")) is not None:

@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import distinct_on
 from kqueue.categories import Blame, Category
 from kqueue.store import gpus, probes, workers
 from kqueue.store.engine import FLEET, acting, transaction, viewer
-from kqueue.store.evaluations import QUEUED, REAL, existing
+from kqueue.store.evaluations import QUEUED, REAL, existing, no_trial
 from kqueue.store.gpus import GpuStatus
 from kqueue.store.models import Evaluation, Summary, Verdict
 from kqueue.store.probes import Record
@@ -149,8 +149,7 @@ def days(engine: Engine, *, since: datetime, batch: str = "") -> list[Day]:
     """
     day = cast(func.timezone("UTC", Summary.finished_at), Date).label("day")
     query = select(day, Summary.category, func.count()).where(Summary.finished_at >= since)
-    if batch:
-        query = query.where(Summary.batch.startswith(batch, autoescape=True))
+    query = query.where(Summary.batch.startswith(batch, autoescape=True) if batch else no_trial(Summary.batch))
     blames: dict[date, Counter[Blame]] = {}
     with transaction(engine) as connection:
         for one, category, number in connection.execute(query.group_by(day, Summary.category)):

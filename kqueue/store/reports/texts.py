@@ -20,7 +20,7 @@ from sqlalchemy import ColumnElement, Engine, Select, Text, TextClause, cast, fu
 from kqueue.errors import DatabaseUnavailable, InvalidRequest
 from kqueue.shapes import public
 from kqueue.store.engine import FLEET, acting, transaction, viewer
-from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM, REAL, REAL_KERNEL, REAL_PROBLEM
+from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM, REAL, REAL_KERNEL, REAL_PROBLEM, no_trial
 from kqueue.store.models import Evaluation, Kernel, Problem, Verdict, words
 from kqueue.store.sql import any_text, any_uuid, read
 
@@ -209,7 +209,7 @@ def _shown(where: Where, keys: list[Any]) -> Select[*tuple[Any, ...]]:
                 func.left(Verdict.log, _SHOWN).label("text"),
             )
             .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
-            .where(Verdict.evaluation_id == any_uuid(keys), REAL)
+            .where(Verdict.evaluation_id == any_uuid(keys), REAL, no_trial(Evaluation.batch))
             .order_by(Verdict.finished_at.desc(), Verdict.evaluation_id.desc())
         )
     kind = Kernel if where is Where.KERNELS else Problem

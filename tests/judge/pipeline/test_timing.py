@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kqueue.categories import Category
-from kqueue.contract import Measurement, Timing
+from kqueue.contract import Measurement, Outcome, Timing
 from tests.judge.loopback import Loopback, reference
 from tests.judge.sources import problem
 from workers.judge.candidate.harness import Harness
@@ -53,6 +53,15 @@ def test_the_null_is_subtracted_but_its_empty_kernel_is_not() -> None:
     assert measured().median_ms == pytest.approx(0.710)
     assert measured(empty_ns=1_500.0).median_ms == pytest.approx(0.7115)
     assert measured(empty_ns=1_500.0).null_ms == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(("calls", "has_time"), [([290_000, 310_000, 320_000], True), ([290_000] * 3, False)])
+def test_no_time_is_below_zero(calls: list[int], has_time: bool) -> None:
+    """A call that is shorter than the launch overhead takes 0 ms, and a median of 0 ms is no time of the kernel."""
+    taken = measured(calls=calls)
+    assert min(taken.samples_ms or ()) == taken.min_ms == taken.low_ms == 0
+    outcome = Outcome(category=Category.PASSED, runtime=taken, baseline=measured())
+    assert [one is not None for one in (outcome.runtime_ms, outcome.speedup, taken.error)] == [has_time] * 3
 
 
 def test_calls_that_wait_for_no_turn_show() -> None:

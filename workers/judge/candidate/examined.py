@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Generator
 from dataclasses import asdict
@@ -127,3 +128,7 @@ class _Kernel(Harness):
             positional, keywords = put_together(arrangement, tensors)
             self.own.model(*positional, **keywords)
         self.settle()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -21,7 +21,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from workers.judge.candidate import examined, started
+from kqueue.program import PYTHON
+from workers.judge.candidate import examined
 from workers.judge.candidate.harness import Harness
 from workers.judge.channel import reports
 from workers.judge.channel.orders import Examine, Order
@@ -103,7 +104,7 @@ def _start(asked: Examine) -> subprocess.Popen[bytes]:
     # Each tensor gets a separate allocation. Otherwise an access beyond a tensor would hit another tensor unnoticed.
     own = {} if asked.tool == "ncu" else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    program = started.words("workers.judge.candidate.examined", asked.tool)
+    program = (*PYTHON, "workers.judge.candidate.examined", asked.tool)
     return subprocess.Popen([*tool, *program], stdin=subprocess.DEVNULL, env=environment)
 
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from kqueue.program import PYTHON
 from workers.judge.candidate import archive, started
 from workers.judge.candidate.harness import Harness, ProblemError
 from workers.judge.channel import lines
@@ -55,7 +56,8 @@ class Tester(Harness):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the fork server ignores it
         sys.stdout.flush()
         sys.stderr.flush()
-        program = started.words(_PROGRAM, str(Path.cwd() / ORDER), str(Path.cwd() / REPOSITORY), str(report_fd))
+        order, repository = str(Path.cwd() / ORDER), str(Path.cwd() / REPOSITORY)
+        program = [*PYTHON, _PROGRAM, order, repository, str(report_fd)]
         if asked.sanitizer:
             log = str(Path.cwd() / _LOG)
             lines.say(report_fd, b"", (os.open(log, os.O_RDWR | os.O_CREAT, 0o600),))

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from kqueue import folders
 from kqueue.backends import registered
+from kqueue.program import PYTHON
 from workers.judge.channel.packets import receive_with_fds, send_with_fds
 from workers.judge.forkserver import builds, control
 from workers.judge.forkserver.control import Keep, Spawn, Take
@@ -123,6 +124,8 @@ class ForkServer:
     def stop(self) -> None:
         """End the fork server and its sealed processes within a bounded time. Only for its parent."""
         self._requests.close()
+        if not self.isolation:  # It still imports, does not see the end, and has started nothing.
+            self.kill()
         deadline = time.monotonic() + _STOP_S
         while self.alive() and time.monotonic() < deadline + _STOP_S:
             if time.monotonic() > deadline:
@@ -175,19 +178,6 @@ class ForkServer:
             raise ForkServerError(f"the fork server is gone: {error}") from error
 
 
-#: Program of the fork server. Its arguments are the socket's descriptor, the parent's pid, and the uid or 0.
-_PROGRAM: Final = """
-import socket, sys
-from workers.judge.forkserver.orphans import kill_leftovers
-uid = int(sys.argv[3]) or None
-kill_leftovers(uid)
-from workers.judge.candidate import harness
-from workers.judge.forkserver import server
-harness.preload()
-server.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), uid)
-"""
-
-
 def start(slot: SlotConfig) -> ForkServer:
     """Start a fork server without waiting until it is ready.
 
@@ -197,7 +187,7 @@ def start(slot: SlotConfig) -> ForkServer:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), str(os.getpid()), str(slot.uid or 0)],
+            [*PYTHON, "workers.judge.forkserver", str(theirs.fileno()), str(os.getpid()), str(slot.uid or 0)],
             env=clean_environment(os.environ),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,

@@ -68,7 +68,7 @@ def _command(pid: int) -> str:
     if words[0].startswith("python"):
         options = list(itertools.takewhile(lambda word: word.startswith("-") and word not in ("-m", "-c"), rest))
         match rest[len(options) :]:
-            case ["-m", module, *_]:
+            case ["-m", module, *_] | [_, module, *_] if rest[len(options)] == "-m" or module.startswith("workers."):
                 words += ["-m", module]
             case [script, *_] if script != "-c":
                 words.append(Path(script).name)

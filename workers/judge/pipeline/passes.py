@@ -47,6 +47,7 @@ def _result(
     """Return the row of a pass, given times with their relative errors. ``is_clear`` is False for several clocks."""
     (runtime_ms, error), (baseline_ms, other) = kernel, reference
     row: Fields = {"name": name, "runtime_ms": runtime_ms, "baseline_ms": baseline_ms}
+    row |= {name: None for name in ("runtime_ms", "baseline_ms") if row[name] <= 0}
     if is_clear and min(runtime_ms, baseline_ms) > 0:
         row["speedup"] = speedup = baseline_ms / runtime_ms
         if error is not None and other is not None:

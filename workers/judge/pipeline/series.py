@@ -262,15 +262,16 @@ def summarise(
         times, samples, (fixed, share) = own, (series.own, series.own_overheads), _ERRORS[series.basis].own
     if slot.on_gpu and series.basis == "cpu_clock":
         fixed = max(fixed, _WAITING_NS)
-    q1, median, q3 = (each / 1e6 for each in statistics.quantiles(times, n=4, method="inclusive"))
+    # The overhead's noise can exceed a short call, and no time is below zero.
+    times = [max(0.0, each / 1e6) for each in times]
+    q1, median, q3 = statistics.quantiles(times, n=4, method="inclusive")
     error_ms = math.hypot(*map(half_width, samples), fixed, share * median * 1e6) / 1e6
-    times = [each / 1e6 for each in times]
     return Measurement(
         basis=series.basis,
         count=len(times),
         discarded=series.discarded,
         precision=half_width(samples[0]) / 1e6 / median if median > 0 else None,
-        low_ms=median - error_ms,
+        low_ms=max(0.0, median - error_ms),
         high_ms=median + error_ms,
         is_fine=own is not None,
         yardstick_ms=series.yardstick_ms,

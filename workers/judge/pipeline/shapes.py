@@ -177,7 +177,7 @@ def _mean(times: Sequence[Measurement | None], weights: Sequence[float]) -> Meas
         basis="cpu_clock" if cpu else "gpu_clock",
         count=sum(one.count for one in known),
         discarded=sum(one.discarded for one in known),
-        low_ms=None if error is None else mean["median_ms"] * (1 - error),
+        low_ms=None if error is None else max(0.0, mean["median_ms"] * (1 - error)),
         high_ms=None if error is None else mean["median_ms"] * (1 + error),
         null_ms=sum(share * one.null_ms for share, one in zip(shares, known, strict=True)),
         is_fine=all(one.is_fine for one in known),

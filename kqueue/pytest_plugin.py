@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentTypeError
 from contextlib import suppress
+from importlib import import_module
 from typing import Final
 
 import pytest
@@ -80,12 +81,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--kqueue") or config.option.collectonly:
         return
     _check(config)
+    from kqueue import program
     from kqueue.errors import KqueueError
-    from workers.testing.controller import Controller
 
     try:
+        program.load("workers", program.folder("workers"))
+        Controller = import_module("workers.testing.controller").Controller  # noqa: N806
         config.pluginmanager.register(Controller(config, _SEARCHED), "kqueue-controller")
-    except KqueueError as error:
+    except (ImportError, KqueueError) as error:
         raise pytest.UsageError(f"--kqueue: {error}") from None
 
 
