@@ -28,9 +28,12 @@ pytestmark = pytest.mark.slow("judges many kernels")
 
 
 def test_an_honest_kernel_passes(rig: Rig) -> None:
-    """Layers that are made in the reference's order have its weights, and the kernel can read its user's name."""
-    top = """import ctypes, getpass
+    """Layers made in the reference's order have its weights. A kernel can read its user's name and end its children."""
+    top = """import ctypes, getpass, subprocess
 assert getpass.getuser()  # torch's compiler asks, although the candidate's uid is in no list of users
+child = subprocess.Popen(["sleep", "5"])
+child.terminate()
+assert child.wait() == -15
 def resident():
     return next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("VmRSS"))
 before = resident()
