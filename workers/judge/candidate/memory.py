@@ -76,7 +76,12 @@ class FreeMemory:
         if self._is_trimmed:
             linux.give_freed_memory_back()
         _fill_caches()
-        _mallopt(_PERTURB, HOST_BYTE ^ 0xFF if marks or self._is_trimmed else 0)
+        mark_new_memory(marks=marks or self._is_trimmed)
+
+
+def mark_new_memory(*, marks: bool) -> None:
+    """Make the C library mark all memory that it allocates, or leave it as it is."""
+    _mallopt(_PERTURB, HOST_BYTE ^ 0xFF if marks else 0)
 
 
 def _fill_caches() -> None:

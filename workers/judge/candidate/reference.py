@@ -58,6 +58,8 @@ _MOST_BUFFERS: Final = 12
 _BUFFER_BYTES: Final = 16 << 20
 #: Maximum number of gradients that each answer has. Of more, a random choice is compared.
 _MOST_GRADIENTS: Final = 16
+#: Number of further threads of a disturbed call. Operations that race then end in another order on any host.
+_MORE_THREADS: Final = 3
 #: Part of torch's message if autograd is used outside of grad mode.
 _NEEDS_GRAD: Final = "does not require grad"
 
@@ -436,7 +438,7 @@ class ReferenceHarness(Harness):
         own.reset()
         arguments = put_back(tensors, held.form.views, differentiates=self._differentiates)
         call = gradients.prepared(own.model, self._gradients, held.form.arguments, arguments)
-        mode = evaluating(own.model) if ask.evaluates else contextlib.nullcontext()
+        mode = evaluating(own.model) if ask.evaluates else self._disturbed(ask.threads)
         grad_mode = torch.set_grad_enabled(self._differentiates)
         with default_dtype(torch.float64) if ask.wide else mode, grad_mode:
             set_seed(ask.seed)
@@ -448,6 +450,23 @@ class ReferenceHarness(Harness):
             else:
                 self.settle()
             return output, not torch.equal(before, self._random_state())
+
+    @contextlib.contextmanager
+    def _disturbed(self, threads: int | None) -> Generator[None]:
+        """Use a number of threads as in :class:`Ask`, and mark memory."""
+        if threads is None:
+            yield
+            return
+        usual = torch.get_num_threads()
+        torch.set_num_threads(threads or usual + _MORE_THREADS)
+        memory.mark_new_memory(marks=True)
+        if self.on_gpu:
+            memory.mark_free_blocks()
+        try:
+            yield
+        finally:
+            memory.mark_new_memory(marks=False)
+            torch.set_num_threads(usual)
 
     @contextlib.contextmanager
     def _timed(self, what: str) -> Generator[None]:

@@ -245,6 +245,8 @@ class Ask:
         afresh: free earlier answers to the set first.
         evaluates: use the model in ``eval()`` mode, and copies of the inputs.
         leaves: free the set's inputs after the call.
+        threads: number of threads, with new and free memory marked, on which no defined answer depends. 0 stands for
+            more threads than usual. None changes neither threads nor memory.
     """
 
     slot: int
@@ -256,6 +258,7 @@ class Ask:
     is_relative: bool = False
     evaluates: bool = False
     leaves: bool = False
+    threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

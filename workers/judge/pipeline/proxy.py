@@ -75,13 +75,14 @@ class Question:
     is_relative: bool = False
     evaluates: bool = False
     leaves: bool = False
+    threads: int | None = None
 
     def ask(self) -> Ask:
         """Return the question as a message."""
         slot, seed = self.case.slot, self.case.seed
         assert slot is not None
         nudge_seed = secrets.randbits(63) if self.nudge else 0
-        how = self.afresh, self.is_relative, self.evaluates, self.leaves
+        how = self.afresh, self.is_relative, self.evaluates, self.leaves, self.threads
         return Ask(slot, seed, self.wide, self.nudge, nudge_seed, *how)
 
 

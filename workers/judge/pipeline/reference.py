@@ -53,6 +53,10 @@ _MOVED: Final = (16.0, 2.0)
 #: The second value is for the larger changes of ``_NUDGE``.
 _CLOSE_TOGETHER: Final = (1 / 16, 1 / 8)
 _UNSTEADY_INPUTS: Final = "get_inputs() must return the same values when it is called under the same seeds"
+#: Maximum number of repeated answers before a kernel is called wrong, and about their time in seconds and their bytes.
+_REPEATS: Final = 16
+_REPEATED_S: Final = 0.25
+_REPEATED_BYTES: Final = 64 << 20
 #: Maximum number of variants from a CPU time in seconds on, of a draw and a forward together.
 _FEWER: Final = ((1.0, 3), (0.25, 6))
 #: Maximum share of the reference's deadline for variants, and the number of draws and forwards that each can take.
@@ -181,6 +185,8 @@ class Reference:
         self.cache.plan(first)
         if self._is_quick:
             self.oracle.sharpen([first])
+            if self.cache.is_roomy:
+                self._repeat(first, 1)
         self._choose_kinds()
         return taken.peak
 
@@ -470,12 +476,7 @@ class Reference:
         if self.proxy.left_s < 2 * self.forward_s:
             return
         self.answer(case)
-        again = self._outputs(self._call(case))
-        try:
-            compare.check_values(again, case, self.settings)
-        except EvaluationEnded as ended:
-            raise invalid_problem(f"the reference's answers to one input differ: {ended.outcome.message}") from None
-        del again
+        self._repeat(case, _REPEATS)
         before = [checksum(tensor) for tensor in case.inputs]
         self.cache.drop([case])
         # A kernel that runs on the device at the same time must not use up the time for float64.
@@ -487,6 +488,27 @@ class Reference:
         # A variant that cannot be drawn again is no one's fault.
         if case.inputs and [checksum(tensor) for tensor in case.inputs] != before:
             raise invalid_problem(_UNSTEADY_INPUTS)
+
+    def _repeat(self, case: Case, most: int) -> None:
+        """Answer a case again, at most ``most`` times, every other time with more threads.
+
+        Raises:
+            EvaluationEnded: ``invalid_problem`` if an answer differs by more than a kernel's tolerance.
+        """
+        size = sum(map(bytes_of, self.form.output_specs))
+        affordable = min(_REPEATED_S / self.forward_s, _REPEATED_BYTES / max(size, 1))
+        for number in range(max(1, min(most, int(affordable)))):
+            again = self._outputs(self._call(case, threads=None if number % 2 else 0))
+            if compare.need_no_excuse([(again, case)], self.settings)[0]:
+                continue
+            # One thread has no races, so its noise consists of rounding errors alone.
+            alone = self._outputs(self._call(case, threads=1))
+            own = replace(case, outputs=alone, exact=None, again=functools.partial(self._again, case, threads=1))
+            try:
+                for outputs in (case.outputs, again):
+                    compare.check_values(outputs, own, self.settings)
+            except EvaluationEnded as ended:
+                raise invalid_problem(f"the reference's answers to one input differ: {ended.outcome.message}") from None
 
     def outputs(self, case: Case, *, wide: bool = False, evaluates: bool = False) -> list[torch.Tensor] | None:
         """Answer a held case once more, in float64 or in ``eval()`` mode, and release its earlier outputs.
@@ -508,13 +530,13 @@ class Reference:
                 return
             yield answer
 
-    def _again(self, case: Case, times: float = 1.0) -> list[torch.Tensor] | None:
+    def _again(self, case: Case, times: float = 1.0, threads: int | None = None) -> list[torch.Tensor] | None:
         """Return the outputs to a held case's inputs changed by about a rounding error, or None if that fails."""
         if not case.outputs or self.is_hurried:
             return None
         nudge = times * (2.0**-10 if self.settings.tf32 else torch.finfo(DTYPES[self.settings.precision]).eps)
         try:
-            reply = self._call(case, nudge=nudge)
+            reply = self._call(case, nudge=nudge, threads=threads)
             is_alike = (reply.structure, reply.tensors) == (self.form.structure, self.form.output_specs)
             return self._outputs(reply) if is_alike else None
         except EvaluationEnded:
@@ -522,13 +544,11 @@ class Reference:
                 raise
             return None
 
-    def _call(
-        self, case: Case, *, afresh: bool = False, wide: bool = False, nudge: float = 0.0, evaluates: bool = False
-    ) -> Reply:
+    def _call(self, case: Case, *, nudge: float = 0.0, threads: int | None = None, **how: bool) -> Reply:
         if case.slot is None and not self.cache.draw([case]):
             raise invalid_problem(_UNSTEADY_INPUTS)
         begun = time.perf_counter()
-        [reply] = self.proxy.ask([Question(case, nudge, wide, afresh, is_relative=nudge > 0, evaluates=evaluates)])
+        [reply] = self.proxy.ask([Question(case, nudge, is_relative=nudge > 0, threads=threads, **how)])
         if isinstance(reply, EvaluationEnded):
             raise reply
         self.forward_s = min(self.forward_s, time.perf_counter() - begun)
