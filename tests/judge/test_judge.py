@@ -88,6 +88,18 @@ def test_each_call_has_its_own_values(rig: Rig) -> None:
     assert judge(rig, right(body), settings).category is Category.NONDETERMINISTIC
 
 
+def test_weights_can_be_sparse_or_drawn_by_the_first_call(rig: Rig) -> None:
+    """Only gradients need weights that exist before the first call."""
+    problem = PROBLEM.replace("Linear(size, size)", "LazyLinear(size)").replace(
+        "return self.layer(x)", "return torch.sparse.mm(self.sparse, self.layer(x).T)"
+    )
+    problem = problem.replace("    def f", "        self.register_buffer('sparse', torch.eye(size).to_sparse_csr())\n    def f")
+    kernel = problem.replace("Model", "ModelNew")
+    assert judge(rig, kernel, problem=problem).category is Category.PASSED
+    outcome = judge(rig, kernel, QUICK.model_copy(update={"backward": True}), problem)
+    assert (outcome.category, "lazy module" in outcome.message) == (Category.INVALID_PROBLEM, True)
+
+
 def test_a_reference_that_mutates_its_input_allows_it(rig: Rig) -> None:
     problem = PROBLEM.replace("return self.layer(x)", "return x.relu_()")
     assert judge(rig, right("return x.relu_()"), problem=problem).category is Category.PASSED

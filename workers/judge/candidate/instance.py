@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, cast
 
@@ -126,8 +126,7 @@ class Instance:
 
     def find_parameters(self) -> None:
         """Find the memory of the model's parameters, which can change in each call."""
-        weights = [weight for weight in weights_of(self.model) if isinstance(weight, torch.nn.Parameter)]
-        self.parameters = {weight.untyped_storage().data_ptr() for weight in weights}
+        self.parameters = addresses_of(each for each in weights_of(self.model) if isinstance(each, torch.nn.Parameter))
 
     def forget(self) -> None:
         """Drop the last call's outputs, which the judge has read, so that the next call can reuse their memory."""
@@ -154,7 +153,16 @@ def lasting_of(model: torch.nn.Module) -> set[int]:
     kept = weights_of(model)
     for module in modules_of(model):
         kept += tensors_in(list(vars(module).values()))
-    return {tensor.untyped_storage().data_ptr() for tensor in kept}
+    return addresses_of(kept)
+
+
+def addresses_of(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """Return the addresses of tensors' memory. Sparse, uninitialized and wrapped tensors have none."""
+    found: set[int] = set()
+    for tensor in tensors:
+        with contextlib.suppress(RuntimeError, ValueError):
+            found.add(tensor.untyped_storage().data_ptr())
+    return found
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:

@@ -25,6 +25,7 @@ from workers.judge.candidate import failures, gradients, memory, variants
 from workers.judge.candidate.harness import Harness, ProblemError
 from workers.judge.candidate.instance import (
     Instance,
+    addresses_of,
     buffers_of,
     default_dtype,
     evaluating,
@@ -152,7 +153,7 @@ class ReferenceHarness(Harness):
         return self.done(command)
 
     def _taken(self, command: Command) -> Reply:
-        weights = sum(weight.nbytes for weight in weights_of(self.own.model))
+        weights = sum(weight.nbytes for weight in weights_of(self.own.model) if weight.layout is torch.strided)
         peak = torch.cuda.max_memory_reserved() if self.on_gpu else 0
         drawn = self._variants.drawn if self._variants is not None else 0
         sizes = {"weights": weights, "peak": peak, "drawn": drawn, **self._cpu_s}
@@ -536,8 +537,7 @@ class ReferenceHarness(Harness):
 
     def _written(self, outputs: list[torch.Tensor]) -> int:
         """Return the total bytes of outputs that are neither inputs nor weights. Shared memory counts once."""
-        kept = {tensor.untyped_storage().data_ptr() for tensor in weights_of(self.own.model)}
-        kept |= {begin for begin, _ in self.own.input_memory}
+        kept = addresses_of(weights_of(self.own.model)) | {begin for begin, _ in self.own.input_memory}
         sizes: dict[int, int] = {}
         for leaf in outputs:
             storage = leaf.untyped_storage()
@@ -550,6 +550,8 @@ class ReferenceHarness(Harness):
         """Find the gradients that the model has, in a call that leaves its buffers unchanged."""
         slot, backward = command.payload
         own, held = self.own, self._sets[slot]
+        if backward and any(map(torch.nn.parameter.is_lazy, weights_of(own.model))):
+            raise ProblemError("gradients are asked for, and a lazy module has no weights before the first call")
         self._differentiates = True
         self._gradients = Gradients((), (), (), (), ())
         form, tensors = self._inputs(held.seed, on_device=held.on_device)
