@@ -176,7 +176,8 @@ _MEANINGS: Final[dict[tuple[Blame, bool | None, bool | None], dict[Category, str
         Category.CANCELLED: "The producer cancelled the evaluation.",
         Category.EXPIRED: "No worker started the evaluation within the queue wait that its producer allowed.",
         Category.NEEDS_GPU: (
-            "Only on the `cpu` lane: Triton's interpreter cannot show whether the kernel is right. Judge it on a GPU."
+            "Only on the `cpu` lane: the kernel asks for a GPU, or Triton's interpreter cannot show whether it is right."
+            " Judge it on a GPU."
         ),
         Category.INVALID_REQUEST: "The stored request has an invalid field, or a source that does not fit its hash.",
     },

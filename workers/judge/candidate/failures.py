@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import errno
 import re
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from kqueue.backends import registered
@@ -45,6 +48,8 @@ def reply_to(command: Command, error: BaseException, *, on_gpu: bool) -> Reply:
     code = 0 if tag is Tag.COMPILE else _cuda_code(error)  # compilers count their errors differently
     if code == 0 and on_gpu and tag in (Tag.OTHER, Tag.CUDA):
         code = _context_code()
+    if tag is Tag.OTHER and not on_gpu and _wants_gpu(error):
+        tag = Tag.NEEDS_GPU
     if code == _OUT_OF_MEMORY:
         tag = Tag.GPU_MEMORY
     elif code and tag is Tag.OTHER:
@@ -84,6 +89,21 @@ def tag_of(error: BaseException) -> Tag:
         if (tag := _TAGS.get(qualified(kind))) is not None:
             return tag
     return Tag.CUDA if _cuda_code(error) else Tag.OTHER
+
+
+def _wants_gpu(error: BaseException) -> bool:
+    """Return whether ``torch.cuda`` raised an exception, or a statement whose condition names CUDA."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if any(str(frame.f_globals.get("__name__")).startswith("torch.cuda") for frame in frames[-2:]):
+        return True
+    with contextlib.suppress(Exception):  # its source cannot be read
+        line = traceback.extract_tb(error.__traceback__)[-1].lineno or 0
+        tree = ast.walk(ast.parse(Path(frames[-1].f_code.co_filename).read_text(encoding="utf-8")))
+        around = [node for node in tree if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)]
+        raises = any(isinstance(node, ast.Assert | ast.Raise) for node in around)
+        tests = [ast.unparse(node.test) for node in around if isinstance(node, ast.Assert | ast.If)]
+        return raises and any("cuda" in test for test in tests)
+    return False
 
 
 def _cuda_code(error: BaseException) -> int:
