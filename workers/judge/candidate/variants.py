@@ -518,15 +518,23 @@ def rounded_otherwise(tensor: torch.Tensor, rounding: float, *, keep: bool = Tru
     return change.add_(exact).to(tensor.dtype)
 
 
-def _on_host(device: object = None) -> torch.Generator:  # noqa: ARG001 -- the argument of torch's class
-    return _GENERATOR()
+class _OnHost(type):
+    def __call__(cls, device: object = None) -> torch.Generator:  # noqa: ARG002 -- the argument of torch's class
+        return _GENERATOR()
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _GENERATOR)
+
+
+class _Generator(metaclass=_OnHost):
+    """Replacement of torch's class, which has no subclasses."""
 
 
 class OnHost(TorchFunctionMode):
     """Replaces CUDA devices by the CPU in calls of torch, and in new generators, which no mode can see."""
 
     def __enter__(self) -> Self:
-        setattr(torch, "Generator", _on_host)  # noqa: B010 -- torch declares it as a class
+        setattr(torch, "Generator", _Generator)  # noqa: B010 -- torch declares it as a class
         super().__enter__()
         return self
 
