@@ -28,6 +28,7 @@ from workers.judge.channel.tensors import DTYPES, TensorSpec, describe, paths
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import compare, evidence
 from workers.judge.pipeline.cases import Case, Form
+from workers.judge.pipeline.choices import named
 from workers.judge.pipeline.compare import check_each, check_values, need_no_excuse
 from workers.judge.pipeline.evidence import merge_errors
 from workers.judge.pipeline.exchange import check_form
@@ -579,6 +580,29 @@ def test_indices_may_differ_where_they_select_equal_values() -> None:
     assert judged([63 - x.flip(1).argmin(1)], [least], inputs=[x])
     assert not judged([x.argmax(1)], [least], inputs=[x])
     assert judged([x.median(1).indices], [63 - x.flip(1).median(1).indices], inputs=[x])
+
+
+@pytest.mark.parametrize(
+    ("operation", "keeps_order"),
+    [
+        ("x.argmax(1)", True),
+        ("x.min(1).indices", True),
+        ("x.argsort(dim=1, stable=True)", True),
+        ("x.sort(dim=1, descending=True, stable = True)[1]", True),
+        ("x.argsort(1)", False),
+        ("x.topk(8).indices", False),
+        ("x.median(1).indices", False),
+    ],
+)
+def test_an_order_of_equal_values_that_torch_defines_is_kept(operation: str, keeps_order: bool) -> None:
+    """Only equal values of an input count. Computed values can be equal by rounding."""
+    assert named(operation) == {"selects": True, "keeps_order": keeps_order}
+    torch.manual_seed(33)
+    x = torch.randint(0, 6, (32, 64)).float()
+    ref, out = eval(operation, {"x": x}), 63 - eval(operation, {"x": x.flip(1)})  # noqa: S307
+    assert judged([out], [ref], inputs=[x])
+    assert judged([out], [ref], inputs=[x], keeps_order=keeps_order) is not keeps_order
+    assert judged([x.clone(), out], [x, ref], keeps_order=keeps_order)
 
 
 def test_lengths_are_no_indices() -> None:

@@ -159,6 +159,7 @@ class Case:
             comparison does not look for jumps.
         views: the arguments as views of ``inputs``. Empty if the arguments are the inputs themselves.
         selects: whether integers among the outputs can be indices that select by value.
+        keeps_order: whether torch then defines which of equal values come first.
         form: form of the problem's calls, which all cases of an evaluation share.
         restore: function that returns the whole outputs and case, if this case has only pieces of the outputs.
     """
@@ -179,6 +180,7 @@ class Case:
     moved: Callable[[], Iterable[list[torch.Tensor]]] = tuple
     views: tuple[View, ...] = ()
     selects: bool = False
+    keeps_order: bool = False
     form: Form = field(default_factory=Form)
     restore: Callable[[list[torch.Tensor]], tuple[list[torch.Tensor], Case]] | None = None
 
