@@ -62,6 +62,7 @@ WRONG: list[tuple[dict[str, object], type[KqueueError], str]] = [
     ({"lane": "gpu.h200"}, LaneUnavailable, r"gpu.h200"),
     ({"backend": "cuda"}, InvalidRequest, r"backend: a cuda kernel cannot be judged on the lane cpu"),
     ({"backend": "cuda", "lane": "auto"}, LaneUnavailable, r"gpu, which a cuda kernel needs.*kqueue worker"),
+    ({"settings": {"examine": {"profile": True}}, "lane": "auto"}, LaneUnavailable, "gpu, which an examination needs"),
 ]
 
 
