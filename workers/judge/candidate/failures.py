@@ -30,6 +30,8 @@ _TAGS: Final = {
     "workers.judge.candidate.harness.ProblemError": Tag.PROBLEM,
     "workers.judge.candidate.interpreter.NeedsGpuError": Tag.NEEDS_GPU,
 }
+#: Words of torch where the host refuses memory. They have no exception of their own.
+_NO_MEMORY: Final = "DefaultCPUAllocator: can't allocate memory"
 #: A terminal's sequence for colours, with which Numba marks its messages.
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
@@ -85,6 +87,8 @@ def tag_of(error: BaseException) -> Tag:
         return Tag.COMPILE
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return Tag.FILES
+    if isinstance(error, RuntimeError) and _NO_MEMORY in text_of(error):
+        return Tag.HOST_MEMORY
     for kind in type(error).__mro__:
         if (tag := _TAGS.get(qualified(kind))) is not None:
             return tag
