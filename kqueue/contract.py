@@ -442,6 +442,13 @@ class Request(_Model):
         return self
 
     @model_validator(mode="after")
+    def _are_in_order(self) -> Self:
+        new, inputs = ["ModelNew" in text for text in (self.problem, self.kernel)], "get_inputs"
+        if new == [True, False] and inputs in self.kernel and inputs not in self.problem:
+            raise ValueError("problem and kernel are swapped: the problem defines ModelNew, and the kernel get_inputs")
+        return self
+
+    @model_validator(mode="after")
     def _examines_on_gpus(self) -> Self:
         if self.lane == "cpu" and self.settings.examine:
             raise ValueError("compute-sanitizer and Nsight Compute need a GPU: choose another lane than cpu")

@@ -208,10 +208,10 @@ class LocalJudge:
             raise InvalidRequest("request: give a Request or its fields, not both")
         if request.names_problem:
             raise InvalidRequest("problem: only a fleet has stored problems: give the source")
+        self.check(request)
         with self._lock:
             child = self._started()
-            if child.machine.device == "cpu" and not backends.find(request.backend).cpu:
-                raise JudgeUnavailable(f"a {request.backend} kernel needs a GPU, and this judge uses the CPU")
+            self.check(request)
             try:
                 answer = child.ask(request)
             except BaseException:
@@ -220,6 +220,16 @@ class LocalJudge:
                 raise
         self.doubts += answer["doubts"]
         return Outcome.model_validate(answer["outcome"])
+
+    def check(self, request: Request) -> None:
+        """Check that the device, as far as it is known without a process, can judge a kernel's backend.
+
+        Raises:
+            JudgeUnavailable: the kernel needs a GPU.
+        """
+        device = self._device if self._child is None else self._child.machine.device
+        if device == "cpu" and not backends.find(request.backend).cpu:
+            raise JudgeUnavailable(f"a {request.backend} kernel needs a GPU, and this judge uses the CPU")
 
     def map(self, requests: Iterable[Request]) -> Iterator[Outcome]:
         """Judge each request, and yield the outcomes in the same order, each as soon as it is known.

@@ -142,11 +142,15 @@ def check_problem(source: str) -> None:
         EvaluationEnded: ``invalid_problem``.
     """
     try:
-        ast.parse(source.encode())  # Bytes, because a declared encoding counts at import.
+        tree = ast.parse(source.encode())  # Bytes, because a declared encoding counts at import.
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise EvaluationEnded(
             Category.INVALID_PROBLEM, f"the problem's source is not valid Python: {error}", Phase.REFERENCE
         ) from None
+    for name in ("Model", "get_inputs"):
+        if not re.search(rf"\b{name}\b", source) and not any(map(_imports_anything, ast.walk(tree))):
+            message = f"the problem's source never names {name}, which it must define"
+            raise EvaluationEnded(Category.INVALID_PROBLEM, message, Phase.REFERENCE)
     try:
         passes.asked_by(source)
         for shape in shapes.read(source):
