@@ -222,11 +222,7 @@ class LocalJudge:
         return Outcome.model_validate(answer["outcome"])
 
     def check(self, request: Request) -> None:
-        """Check that the device, as far as it is known without a process, can judge a kernel's backend.
-
-        Raises:
-            JudgeUnavailable: the kernel needs a GPU.
-        """
+        """Raise JudgeUnavailable if a kernel needs a GPU and the device, as far as it is known by now, is none."""
         device = self._device if self._child is None else self._child.machine.device
         if device == "cpu" and not backends.find(request.backend).cpu:
             raise JudgeUnavailable(f"a {request.backend} kernel needs a GPU, and this judge uses the CPU")

@@ -122,8 +122,7 @@ def _task(local: LocalJudge, entry: Entry) -> _Task:
     try:
         if entry.error is not None:
             raise entry.error
-        request = parse_request(entry.fields)
-        local.check(request)
+        local.check(request := parse_request(entry.fields))
         task.request = request
     except (InvalidRequest, JudgeUnavailable) as error:
         task.fail(error, _REFUSED if isinstance(error, InvalidRequest) else _UNJUDGED)

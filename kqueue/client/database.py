@@ -210,8 +210,7 @@ def lane_for(request: Request, live: Mapping[str, int], allow_idle_lane: bool, f
         for lane in ("gpu", "cpu") if on_cpu else ("gpu",):
             if lane in live:
                 return lane
-        who = "an examination" if request.settings.examine else f"a {request.backend} kernel"
-        need = "gpu or cpu" if on_cpu else f"gpu, which {who} needs"
+        need = "gpu or cpu" if on_cpu else f"gpu, which {request.backend} kernels and examinations need"
         raise LaneUnavailable(f"lane: no live worker serves {need}{_instead(live)}")
     broker.check_lane(request.lane)
     if request.lane == "cpu" and not on_cpu:

@@ -180,6 +180,6 @@ def test_what_only_a_gpu_can_show_blames_nobody(rig: Rig) -> None:
 def test_a_kernel_that_asks_for_a_gpu_is_told_from_others(tmp_path: Path, statement: str, tag: Tag) -> None:
     """An exception counts as such by its traceback, not by its text."""
     (tmp_path / "asking.py").write_text(f"import torch\nx = torch.ones(1)\n{statement}\n")
-    with pytest.raises(Exception) as raised:  # noqa: PT011 -- any
+    with pytest.raises(Exception) as raised:
         harness.import_file(tmp_path / "asking.py")
     assert failures.reply_to(Command(Order.RUN, 1, 0, None, ()), raised.value, on_gpu=False).tag is tag

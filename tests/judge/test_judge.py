@@ -93,7 +93,9 @@ def test_weights_can_be_sparse_or_drawn_by_the_first_call(rig: Rig) -> None:
     problem = PROBLEM.replace("Linear(size, size)", "LazyLinear(size)").replace(
         "return self.layer(x)", "return torch.sparse.mm(self.sparse, self.layer(x).T)"
     )
-    problem = problem.replace("    def f", "        self.register_buffer('sparse', torch.eye(size).to_sparse_csr())\n    def f")
+    problem = problem.replace(
+        "    def f", "        self.register_buffer('sparse', torch.eye(size).to_sparse_csr())\n    def f"
+    )
     kernel = problem.replace("Model", "ModelNew")
     assert judge(rig, kernel, problem=problem).category is Category.PASSED
     outcome = judge(rig, kernel, QUICK.model_copy(update={"backward": True}), problem)

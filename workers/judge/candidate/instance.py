@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, cast
 
@@ -29,9 +29,10 @@ def modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def weights_of(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Return a model's parameters and buffers. Its own attributes can hide the methods of these names."""
-    every = [vars(module)[kind] for module in modules_of(model) for kind in ("_parameters", "_buffers")]
-    return list({id(tensor): tensor for some in every for tensor in some.values() if tensor is not None}.values())
+    """Return a model's dense parameters and buffers that have values. Its attributes can hide the methods for these."""
+    held = [vars(module)[kind] for module in modules_of(model) for kind in ("_parameters", "_buffers")]
+    every = {id(tensor): tensor for some in held for tensor in some.values() if tensor is not None}.values()
+    return [each for each in every if each.layout is torch.strided and not torch.nn.parameter.is_lazy(each)]
 
 
 def buffers_of(model: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
@@ -126,7 +127,8 @@ class Instance:
 
     def find_parameters(self) -> None:
         """Find the memory of the model's parameters, which can change in each call."""
-        self.parameters = addresses_of(each for each in weights_of(self.model) if isinstance(each, torch.nn.Parameter))
+        weights = [weight for weight in weights_of(self.model) if isinstance(weight, torch.nn.Parameter)]
+        self.parameters = {weight.untyped_storage().data_ptr() for weight in weights}
 
     def forget(self) -> None:
         """Drop the last call's outputs, which the judge has read, so that the next call can reuse their memory."""
@@ -153,16 +155,7 @@ def lasting_of(model: torch.nn.Module) -> set[int]:
     kept = weights_of(model)
     for module in modules_of(model):
         kept += tensors_in(list(vars(module).values()))
-    return addresses_of(kept)
-
-
-def addresses_of(tensors: Iterable[torch.Tensor]) -> set[int]:
-    """Return the addresses of tensors' memory. Sparse, uninitialized and wrapped tensors have none."""
-    found: set[int] = set()
-    for tensor in tensors:
-        with contextlib.suppress(RuntimeError, ValueError):
-            found.add(tensor.untyped_storage().data_ptr())
-    return found
+    return {tensor.untyped_storage().data_ptr() for tensor in kept}
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:

@@ -30,9 +30,11 @@ _CACHED: Final = 7
 
 
 def keep_host_memory(*, keeps: bool) -> None:
-    """Make the C library keep all freed memory for later allocations, or return large pieces of it at once."""
+    """Make the C library keep all freed memory for later allocations, or return large pieces at once and mark none."""
     _mallopt(_MMAP_MAX, 0 if keeps else _MOST_MAPPED)
     _mallopt(_TRIM_THRESHOLD, -1)
+    if not keeps:
+        _mallopt(_PERTURB, 0)
 
 
 def _mallopt(parameter: int, value: int) -> None:
@@ -76,12 +78,7 @@ class FreeMemory:
         if self._is_trimmed:
             linux.give_freed_memory_back()
         _fill_caches()
-        mark_new_memory(marks=marks or self._is_trimmed)
-
-
-def mark_new_memory(*, marks: bool) -> None:
-    """Make the C library mark all memory that it allocates, or leave it as it is."""
-    _mallopt(_PERTURB, HOST_BYTE ^ 0xFF if marks else 0)
+        _mallopt(_PERTURB, HOST_BYTE ^ 0xFF if marks or self._is_trimmed else 0)
 
 
 def _fill_caches() -> None:

@@ -25,7 +25,6 @@ from workers.judge.candidate import failures, gradients, memory, variants
 from workers.judge.candidate.harness import Harness, ProblemError
 from workers.judge.candidate.instance import (
     Instance,
-    addresses_of,
     buffers_of,
     default_dtype,
     evaluating,
@@ -59,7 +58,7 @@ _MOST_BUFFERS: Final = 12
 _BUFFER_BYTES: Final = 16 << 20
 #: Maximum number of gradients that each answer has. Of more, a random choice is compared.
 _MOST_GRADIENTS: Final = 16
-#: Number of further threads of a disturbed call. Operations that race then end in another order on any host.
+#: Number of threads that are more than usual. Operations that race then end in another order on any host.
 _MORE_THREADS: Final = 3
 #: Part of torch's message if autograd is used outside of grad mode.
 _NEEDS_GRAD: Final = "does not require grad"
@@ -153,7 +152,7 @@ class ReferenceHarness(Harness):
         return self.done(command)
 
     def _taken(self, command: Command) -> Reply:
-        weights = sum(weight.nbytes for weight in weights_of(self.own.model) if weight.layout is torch.strided)
+        weights = sum(weight.nbytes for weight in weights_of(self.own.model))
         peak = torch.cuda.max_memory_reserved() if self.on_gpu else 0
         drawn = self._variants.drawn if self._variants is not None else 0
         sizes = {"weights": weights, "peak": peak, "drawn": drawn, **self._cpu_s}
@@ -336,7 +335,8 @@ class ReferenceHarness(Harness):
             self.settle()
             if any(ask.wide for ask in asks) and self.on_gpu:
                 held_now = torch.cuda.memory_stats_as_nested_dict()
-                if _total(held_now, "reserved_bytes") - _total(held_now, "allocated_bytes") > _CACHED_BYTES:
+                reserved, used = (held_now[f"{kind}_bytes"]["all"]["current"] for kind in ("reserved", "allocated"))
+                if reserved - used > _CACHED_BYTES:
                     torch.cuda.empty_cache()
         except BaseException as error:  # noqa: BLE001 -- an error of the device or of the problem
             return [self.failed(command, error)] * len(asks)
@@ -344,7 +344,10 @@ class ReferenceHarness(Harness):
 
     def _answer_one(self, command: Command, ask: Ask) -> Reply:
         """Call the model on held inputs, and return where its outputs are."""
-        held = self._sets[ask.slot]
+        held, usual = self._sets[ask.slot], torch.get_num_threads()
+        if ask.threads is not None:
+            torch.set_num_threads(ask.threads or usual + _MORE_THREADS)
+            self._renew_memory(marks=True)
         if ask.afresh:
             self._forget(held.answers)
             held.answers.clear()
@@ -360,6 +363,8 @@ class ReferenceHarness(Harness):
             return reply
         except BaseException as error:  # noqa: BLE001 -- the problem can raise anything, SystemExit too
             return self.failed(command, error)
+        finally:
+            torch.set_num_threads(usual)
 
     def _call_looking(self, ask: Ask, held: _Set) -> tuple[Any, bool, list[torch.Tensor]]:
         """Call the model, and also return the inputs after the call.
@@ -432,14 +437,14 @@ class ReferenceHarness(Harness):
             return self._call_once(ask, held, tensors)
 
     def _call_once(self, ask: Ask, held: _Set, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
-        own = self._instance(ask)
+        own = self._wide if ask.wide else self.own
         own.input_memory = [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
         if ask.wide and own.resets != self.own.resets:
             own.watch(self.own.resets, self.own.compared)
         own.reset()
         arguments = put_back(tensors, held.form.views, differentiates=self._differentiates)
         call = gradients.prepared(own.model, self._gradients, held.form.arguments, arguments)
-        mode = evaluating(own.model) if ask.evaluates else self._disturbed(ask.threads)
+        mode = evaluating(own.model) if ask.evaluates else contextlib.nullcontext()
         grad_mode = torch.set_grad_enabled(self._differentiates)
         with default_dtype(torch.float64) if ask.wide else mode, grad_mode:
             set_seed(ask.seed)
@@ -453,32 +458,11 @@ class ReferenceHarness(Harness):
             return output, not torch.equal(before, self._random_state())
 
     @contextlib.contextmanager
-    def _disturbed(self, threads: int | None) -> Generator[None]:
-        """Use a number of threads as in :class:`Ask`, and mark memory."""
-        if threads is None:
-            yield
-            return
-        usual = torch.get_num_threads()
-        torch.set_num_threads(threads or usual + _MORE_THREADS)
-        memory.mark_new_memory(marks=True)
-        if self.on_gpu:
-            memory.mark_free_blocks()
-        try:
-            yield
-        finally:
-            memory.mark_new_memory(marks=False)
-            torch.set_num_threads(usual)
-
-    @contextlib.contextmanager
     def _timed(self, what: str) -> Generator[None]:
         """Measure the CPU time of this thread, which hardly depends on the work of other processes."""
         begun = time.thread_time()
         yield
         self._cpu_s[what] = min(self._cpu_s[what], time.thread_time() - begun)
-
-    def _instance(self, ask: Ask) -> Instance:
-        """Return the model in the precision that the question needs."""
-        return self._wide if ask.wide else self.own
 
     def _restore(self, held: _Set) -> None:
         """Draw inputs again that a call changed."""
@@ -494,7 +478,7 @@ class ReferenceHarness(Harness):
 
         The inputs and buffers that forward changes follow, with their values after the call.
         """
-        own = self._instance(ask)
+        own = self._wide if ask.wide else self.own
         structure, leaves = gradients.described(output)
         if reason := next(filter(None, map(refusal, leaves)), ""):
             raise ProblemError(f"Model.forward returned {reason}")
@@ -537,7 +521,8 @@ class ReferenceHarness(Harness):
 
     def _written(self, outputs: list[torch.Tensor]) -> int:
         """Return the total bytes of outputs that are neither inputs nor weights. Shared memory counts once."""
-        kept = addresses_of(weights_of(self.own.model)) | {begin for begin, _ in self.own.input_memory}
+        kept = {tensor.untyped_storage().data_ptr() for tensor in weights_of(self.own.model)}
+        kept |= {begin for begin, _ in self.own.input_memory}
         sizes: dict[int, int] = {}
         for leaf in outputs:
             storage = leaf.untyped_storage()
@@ -550,7 +535,7 @@ class ReferenceHarness(Harness):
         """Find the gradients that the model has, in a call that leaves its buffers unchanged."""
         slot, backward = command.payload
         own, held = self.own, self._sets[slot]
-        if backward and any(map(torch.nn.parameter.is_lazy, weights_of(own.model))):
+        if backward and any(map(torch.nn.parameter.is_lazy, gradients.weights_by_name(own.model).values())):
             raise ProblemError("gradients are asked for, and a lazy module has no weights before the first call")
         self._differentiates = True
         self._gradients = Gradients((), (), (), (), ())
@@ -619,7 +604,3 @@ class ReferenceHarness(Harness):
                 " torch, and their lists, tuples, sets and dicts"
             ) from None
         self._scalar_page[: len(data)] = data
-
-
-def _total(statistics: dict[str, Any], name: str) -> int:
-    return statistics[name]["all"]["current"]

@@ -519,6 +519,8 @@ def rounded_otherwise(tensor: torch.Tensor, rounding: float, *, keep: bool = Tru
 
 
 class _OnHost(type):
+    """Class of the replacement of torch's generators, which have no subclasses."""
+
     def __call__(cls, device: object = None) -> torch.Generator:  # noqa: ARG002 -- the argument of torch's class
         return _GENERATOR()
 
@@ -526,15 +528,11 @@ class _OnHost(type):
         return isinstance(instance, _GENERATOR)
 
 
-class _Generator(metaclass=_OnHost):
-    """Replacement of torch's class, which has no subclasses."""
-
-
 class OnHost(TorchFunctionMode):
     """Replaces CUDA devices by the CPU in calls of torch, and in new generators, which no mode can see."""
 
     def __enter__(self) -> Self:
-        setattr(torch, "Generator", _Generator)  # noqa: B010 -- torch declares it as a class
+        setattr(torch, "Generator", _OnHost("Generator", (), {}))  # noqa: B010 -- torch declares it as a class
         super().__enter__()
         return self
 

@@ -245,8 +245,7 @@ class Ask:
         afresh: free earlier answers to the set first.
         evaluates: use the model in ``eval()`` mode, and copies of the inputs.
         leaves: free the set's inputs after the call.
-        threads: number of threads, with new and free memory marked, on which no defined answer depends. 0 stands for
-            more threads than usual. None changes neither threads nor memory.
+        threads: number of threads, in marked memory: 0 for more than usual. None changes neither.
     """
 
     slot: int

@@ -76,7 +76,7 @@ class CaseCache:
         self._form = proxy.form
         self._settings = proxy.settings
         self._tolerance = static.tolerance(proxy.source)
-        self._choices = choices.named(proxy.source)
+        self._selects = choices.selection(proxy.source)
         self.is_bound = _BOUND_TO_ITS_INPUTS.search(proxy.source) is not None
         self.has_varied = False
         self._on_device: bool | None = None
@@ -162,8 +162,8 @@ class CaseCache:
     def new(self, kind: str = GIVEN, *, drawn: int | None = None, on_device: bool = False) -> Case:
         """Return a case that is not drawn yet."""
         drawn = secrets.randbits(63) if drawn is None else drawn
-        seed = secrets.randbits(63)
-        return Case(seed, drawn, on_device, kind, self._tolerance, noise=self.noise, form=self._form, **self._choices)
+        seed, selects = secrets.randbits(63), self._selects
+        return Case(seed, drawn, on_device, kind, self._tolerance, noise=self.noise, selects=selects, form=self._form)
 
     def given(self, count: int, *, on_device: bool) -> list[Case]:
         """Draw and return given cases."""

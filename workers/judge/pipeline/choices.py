@@ -18,11 +18,9 @@ import torch
 from workers.judge.pipeline import rounding
 from workers.judge.pipeline.cases import Case, comparable
 
-#: Operations that return positions of values, and those that can return any position of equal values, unless they are
-#: stable. The others return the first.
+#: Operations that return positions of values, and those that can return any of equal ones. The others return the first.
 _SELECTS: Final = re.compile(r"\b(?:arg(?:max|min|sort)|topk|m?sort|kthvalue|(?:nan)?median|max|min)\b")
-_ANY_OF_EQUAL: Final = re.compile(r"\b(?:argsort|topk|m?sort|kthvalue|(?:nan)?median)\b")
-_STABLE: Final = re.compile(r"\bstable\s*=\s*True\b")
+_ANY: Final = re.compile(r"\b(?:topk|kthvalue|(?:nan)?median|(?:arg|m)?sort\b(?!.*\bstable\s*=\s*True))\b", re.DOTALL)
 #: Number of slices that show what indices select, and the bits of evidence that they must have.
 _SLICES: Final = 256
 _BITS: Final = 16.0
@@ -32,10 +30,9 @@ _TIES: Final = 8
 _CHUNK: Final = 1 << 22
 
 
-def named(source: str) -> dict[str, bool]:
-    """Return the fields of a case about the operations that select by value which a problem's source names."""
-    keeps_order = not _ANY_OF_EQUAL.search(source) or _STABLE.search(source) is not None
-    return {"selects": _SELECTS.search(source) is not None, "keeps_order": keeps_order}
+def selection(source: str) -> str:
+    """Return which of equal values the operations select that a problem's source names: ``any``, ``first`` or none."""
+    return ("any" if _ANY.search(source) else "first") if _SELECTS.search(source) else ""
 
 
 def are_right(outputs: Sequence[torch.Tensor], number: int, case: Case, rtol: float) -> bool:
@@ -54,12 +51,12 @@ def are_right(outputs: Sequence[torch.Tensor], number: int, case: Case, rtol: fl
         return all(_is_distinct(out, dim) or not _is_distinct(ref, dim) for dim in range(ref.dim()))
     if not case.selects:
         return False
-    sources = [(tensor, tensor, case.keeps_order) for tensor in case.arguments]
     # Values that were computed can be equal by rounding.
-    sources += [(*both, False) for i, both in enumerate(zip(case.outputs, outputs, strict=True)) if i != number]
+    sources = [] if case.selects == "first" else [(tensor, tensor) for tensor in case.arguments]
+    sources += [both for i, both in enumerate(zip(case.outputs, outputs, strict=True)) if i != number]
     return any(
-        _select_alike(*arranged, rtol=rtol, keeps_order=keeps_order)
-        for theirs, mine, keeps_order in sources
+        _select_alike(*arranged, rtol=rtol)
+        for theirs, mine in sources
         if theirs.is_floating_point() and theirs.numel()
         for arranged in _arranged(theirs, mine, ref, out)
     )
@@ -102,19 +99,13 @@ def _arranged(*tensors: torch.Tensor) -> Iterator[list[torch.Tensor]]:
             yield [tensor.movedim(dim, -1) for tensor in tensors]
 
 
-def _select_alike(
-    theirs: torch.Tensor, mine: torch.Tensor, ref: torch.Tensor, out: torch.Tensor, *, rtol: float, keeps_order: bool
-) -> bool:
-    """Return whether the indices ``ref`` into ``theirs`` and ``out`` into ``mine`` select the same values.
-
-    With ``keeps_order``, indices that keep the order of equal values in ``ref`` must be equal.
-    """
+def _select_alike(theirs: torch.Tensor, mine: torch.Tensor, ref: torch.Tensor, out: torch.Tensor, rtol: float) -> bool:
+    """Return whether the indices ``ref`` into ``theirs`` and ``out`` into ``mine`` select the same values."""
     length = theirs.shape[-1]
     if bool(((ref < 0) | (ref >= length) | (out < 0) | (out >= length)).any()):
         return False
     some = rounding.drawn(ref.numel() // ref.shape[-1], _SLICES).to(ref.device)
-    sample = _slices(theirs, some), _slices(ref, some)
-    if (order := _Order.of(*sample)) is None or (keeps_order and _keep_order(*sample)):
+    if (order := _Order.of(_slices(theirs, some), _slices(ref, some))) is None:
         return False
     wrong = (ref != out).any(-1).reshape(-1).nonzero()[:, 0]
     for part in wrong.split(max(1, _CHUNK // length)):
@@ -127,14 +118,6 @@ def _select_alike(
         if _is_distinct(indices, 1) and not _is_distinct(found, 1):
             return False
     return True
-
-
-def _keep_order(source: torch.Tensor, indices: torch.Tensor) -> bool:
-    """Return whether indices into slices keep the order of equal values, and one index alone is the first of them."""
-    chosen = source.gather(1, indices)
-    if indices.shape[1] == 1:
-        return torch.equal((source == chosen).int().argmax(1, keepdim=True), indices)
-    return not bool(((chosen.diff(dim=1) == 0) & (indices.diff(dim=1) < 0)).any())
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -53,10 +53,8 @@ _MOVED: Final = (16.0, 2.0)
 #: The second value is for the larger changes of ``_NUDGE``.
 _CLOSE_TOGETHER: Final = (1 / 16, 1 / 8)
 _UNSTEADY_INPUTS: Final = "get_inputs() must return the same values when it is called under the same seeds"
-#: Maximum number of repeated answers before a kernel is called wrong, and about their time in seconds and their bytes.
-_REPEATS: Final = 16
-_REPEATED_S: Final = 0.25
-_REPEATED_BYTES: Final = 64 << 20
+#: Number of repeated answers of a quick reference before a kernel is called wrong.
+_REPEATS: Final = 8
 #: Maximum number of variants from a CPU time in seconds on, of a draw and a forward together.
 _FEWER: Final = ((1.0, 3), (0.25, 6))
 #: Maximum share of the reference's deadline for variants, and the number of draws and forwards that each can take.
@@ -302,8 +300,8 @@ class Reference:
         wide = 0
         for case in cases:
             beside = self._beside(case, wide) if exactly else []
-            wide += sum(question.wide for question in beside)
-            questions += [Question(case, leaves=self.cache.leaves), *beside]
+            wide += sum(question.ask.wide for question in beside)
+            questions += [Question.of(case, leaves=self.cache.leaves), *beside]
         begun = time.perf_counter()
         replies = self.proxy.ask(questions)
         if len(questions) == 1:
@@ -311,8 +309,8 @@ class Reference:
         self.oracle.charge(wide)
         results: list[_Answer] = []
         for question, reply in zip(questions, replies, strict=True):
-            case = question.case
-            if not (question.wide or question.nudge):
+            case, ask = question.case, question.ask
+            if not (ask.wide or ask.nudge):
                 try:
                     if isinstance(reply, EvaluationEnded):
                         raise reply
@@ -321,9 +319,9 @@ class Reference:
                     if case.kind == GIVEN:
                         raise
             elif results and results[-1].case is case:
-                if not question.wide:
+                if not ask.wide:
                     results[-1].moved = self._of_same_form(reply)
-                elif question.nudge:
+                elif ask.nudge:
                     results[-1].nudged = self.oracle.check(reply)
                 else:
                     results[-1].exact = self.oracle.check(reply)
@@ -335,7 +333,7 @@ class Reference:
         can_nudge = self._is_fp32 and self.cache.is_roomy and case.kind not in (GIVEN, *KINDS)
         needs_exact = case.kind in KINDS or (case.kind != GIVEN and not self._is_fp32)
         exact = self.oracle.questions(case, wide) if self._is_quick or needs_exact else []
-        return exact or ([Question(case, _NUDGE)] if can_nudge else [])
+        return exact or ([Question.of(case, _NUDGE)] if can_nudge else [])
 
     def _of_same_form(self, reply: Reply | EvaluationEnded) -> Reply | None:
         """Return a reply if its form is the first outputs' form."""
@@ -476,7 +474,7 @@ class Reference:
         if self.proxy.left_s < 2 * self.forward_s:
             return
         self.answer(case)
-        self._repeat(case, _REPEATS)
+        self._repeat(case, _REPEATS if self._is_quick and self.cache.is_roomy else 1)
         before = [checksum(tensor) for tensor in case.inputs]
         self.cache.drop([case])
         # A kernel that runs on the device at the same time must not use up the time for float64.
@@ -489,15 +487,9 @@ class Reference:
         if case.inputs and [checksum(tensor) for tensor in case.inputs] != before:
             raise invalid_problem(_UNSTEADY_INPUTS)
 
-    def _repeat(self, case: Case, most: int) -> None:
-        """Answer a case again, at most ``most`` times, every other time with more threads.
-
-        Raises:
-            EvaluationEnded: ``invalid_problem`` if an answer differs by more than a kernel's tolerance.
-        """
-        size = sum(map(bytes_of, self.form.output_specs))
-        affordable = min(_REPEATED_S / self.forward_s, _REPEATED_BYTES / max(size, 1))
-        for number in range(max(1, min(most, int(affordable)))):
+    def _repeat(self, case: Case, times: int) -> None:
+        """Answer a case again, every other time with more threads. Raise ``invalid_problem`` if an answer differs."""
+        for number in range(times):
             again = self._outputs(self._call(case, threads=None if number % 2 else 0))
             if compare.need_no_excuse([(again, case)], self.settings)[0]:
                 continue
@@ -540,7 +532,7 @@ class Reference:
             return None
         nudge = times * (2.0**-10 if self.settings.tf32 else torch.finfo(DTYPES[self.settings.precision]).eps)
         try:
-            reply = self._call(case, nudge=nudge, threads=threads)
+            reply = self._call(case, nudge, threads=threads)
             is_alike = (reply.structure, reply.tensors) == (self.form.structure, self.form.output_specs)
             return self._outputs(reply) if is_alike else None
         except EvaluationEnded:
@@ -548,11 +540,11 @@ class Reference:
                 raise
             return None
 
-    def _call(self, case: Case, *, nudge: float = 0.0, threads: int | None = None, **how: bool) -> Reply:
+    def _call(self, case: Case, nudge: float = 0.0, **how: Any) -> Reply:
         if case.slot is None and not self.cache.draw([case]):
             raise invalid_problem(_UNSTEADY_INPUTS)
         begun = time.perf_counter()
-        [reply] = self.proxy.ask([Question(case, nudge, is_relative=nudge > 0, threads=threads, **how)])
+        [reply] = self.proxy.ask([Question.of(case, nudge, is_relative=nudge > 0, **how)])
         if isinstance(reply, EvaluationEnded):
             raise reply
         self.forward_s = min(self.forward_s, time.perf_counter() - begun)

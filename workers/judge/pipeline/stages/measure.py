@@ -322,13 +322,9 @@ class _Checks:
         try:
             yield
         except EvaluationEnded as ended:
-            if ended.outcome.category in _ABOUT_VALUES:
+            if (category := ended.outcome.category) in _ABOUT_VALUES | ABOUT_FORM:
                 with self._steps.backstop(Phase.REFERENCE):
-                    self._reference.confirm(case)
-                self._steps.enter(Phase.CHECK)
-            elif ended.outcome.category in ABOUT_FORM:
-                with self._steps.backstop(Phase.REFERENCE):
-                    self._reference.confirm_form(case)
+                    (self._reference.confirm_form if category in ABOUT_FORM else self._reference.confirm)(case)
                 self._steps.enter(Phase.CHECK)
             raise
 
