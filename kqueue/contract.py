@@ -426,13 +426,9 @@ class Request(_Model):
         return value
 
     @model_validator(mode="after")
-    def _calls_for_a_batch(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.batch_callback_url is not None and self.batch is None:
             raise ValueError("batch_callback_url needs a batch: name one, or use callback_url")
-        return self
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
         # A problem can be named by its hash alone, so the judge checks that it is a repository's files.
         if self.kernel.startswith(TESTS_LINE) is not (self.backend == PYTEST):
             raise ValueError("a repository's tests are not a kernel: `kqueue pytest --fleet` submits them")

@@ -29,8 +29,6 @@ _TAGS: Final = {
     "workers.judge.candidate.harness.ProblemError": Tag.PROBLEM,
     "workers.judge.candidate.interpreter.NeedsGpuError": Tag.NEEDS_GPU,
 }
-#: Words of torch where the host refuses memory. They have no exception of their own.
-_NO_MEMORY: Final = "DefaultCPUAllocator: can't allocate memory"
 #: A terminal's sequence for colours, with which Numba marks its messages.
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
@@ -86,7 +84,7 @@ def tag_of(error: BaseException) -> Tag:
         return Tag.COMPILE
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return Tag.FILES
-    if isinstance(error, RuntimeError) and _NO_MEMORY in text_of(error):
+    if isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in text_of(error):
         return Tag.HOST_MEMORY
     for kind in type(error).__mro__:
         if (tag := _TAGS.get(qualified(kind))) is not None:
@@ -102,8 +100,8 @@ def _wants_gpu(error: BaseException) -> bool:
     with contextlib.suppress(Exception):  # its source cannot be read
         frame, line = steps[-1]
         nodes = ast.walk(ast.parse(Path(frame.f_code.co_filename).read_text(encoding="utf-8")))
-        kinds = ast.Assert | ast.If | ast.Raise
-        around = [node for node in nodes if isinstance(node, kinds) and node.lineno <= line <= (node.end_lineno or 0)]
+        kept = (node for node in nodes if isinstance(node, ast.Assert | ast.If | ast.Raise))
+        around = [node for node in kept if node.lineno <= line <= (node.end_lineno or 0)]
         tests = [ast.unparse(node.test) for node in around if not isinstance(node, ast.Raise)]
         return not isinstance(around[-1], ast.If) and "cuda" in " ".join(tests)
     return False

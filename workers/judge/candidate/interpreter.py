@@ -39,14 +39,10 @@ class NeedsGpuError(AttributeError):
 
 
 class _NoGpu:
-    """Replacement of a GPU's driver or of a compiled kernel."""
+    """Replacement of a compiled kernel, and of the active driver. It can say what kernels are compiled for."""
 
     def __getattr__(self, name: str) -> Any:
         raise NeedsGpuError(f"{name} is not known: Triton's interpreter runs on the CPU, without a GPU")
-
-
-class _Driver(_NoGpu):
-    """The active driver. It can say what kernels are compiled for."""
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
@@ -74,7 +70,7 @@ def install(page: memoryview[int]) -> None:
     runtime: Any = vars(knobs.runtime)
     runtime["interpret"] = False  # The knob's setter would change the environment, which a kernel can ask too.
     config: Any = driver
-    config.set_active(_Driver())
+    config.set_active(_NoGpu())
     front: Any = compiler
     front.compile = _compile
     arithmetic.install(interpreter, page)

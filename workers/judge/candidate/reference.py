@@ -58,8 +58,6 @@ _MOST_BUFFERS: Final = 12
 _BUFFER_BYTES: Final = 16 << 20
 #: Maximum number of gradients that each answer has. Of more, a random choice is compared.
 _MOST_GRADIENTS: Final = 16
-#: Number of threads that are more than usual. Operations that race then end in another order on any host.
-_MORE_THREADS: Final = 3
 #: Part of torch's message if autograd is used outside of grad mode.
 _NEEDS_GRAD: Final = "does not require grad"
 
@@ -278,11 +276,10 @@ class ReferenceHarness(Harness):
 
     def _release(self, command: Command) -> Reply:
         order: Release = command.payload
-        if order.all:
-            self._variants = None
         self._drop(tuple(self._sets) if order.all else order.slots)
         self.settle()
         if order.all:
+            self._variants = None
             self._close_arena()
         if order.all and self.on_gpu:
             self.exports.forget()
@@ -346,7 +343,7 @@ class ReferenceHarness(Harness):
         """Call the model on held inputs, and return where its outputs are."""
         held, usual = self._sets[ask.slot], torch.get_num_threads()
         if ask.threads is not None:
-            torch.set_num_threads(ask.threads or usual + _MORE_THREADS)
+            torch.set_num_threads(ask.threads or usual + 3)  # Then races end in another order on any host.
             self._renew_memory(marks=True)
         if ask.afresh:
             self._forget(held.answers)

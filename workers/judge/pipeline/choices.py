@@ -18,7 +18,7 @@ import torch
 from workers.judge.pipeline import rounding
 from workers.judge.pipeline.cases import Case, comparable
 
-#: Operations that return positions of values, and those that can return any of equal ones. The others return the first.
+#: Operations that return positions of values, and those that can return any of equal ones. The rest return the first.
 _SELECTS: Final = re.compile(r"\b(?:arg(?:max|min|sort)|topk|m?sort|kthvalue|(?:nan)?median|max|min)\b")
 _ANY: Final = re.compile(r"\b(?:topk|kthvalue|(?:nan)?median|(?:arg|m)?sort\b(?!.*\bstable\s*=\s*True))\b", re.DOTALL)
 #: Number of slices that show what indices select, and the bits of evidence that they must have.

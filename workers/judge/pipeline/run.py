@@ -26,7 +26,7 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServer
 from workers.judge.host.status_page import StatusPage
 from workers.judge.pipeline import passes, static
-from workers.judge.pipeline.blame import OutOfAllowance
+from workers.judge.pipeline.blame import ABOUT_VALUES, OutOfAllowance
 from workers.judge.pipeline.context import Context, Grant
 from workers.judge.pipeline.cpu import CpuTime
 from workers.judge.pipeline.pytest_run import run_tests
@@ -41,9 +41,6 @@ from workers.judge.slot_config import SlotConfig
 
 #: Categories of checks that took too long: the kernel's, or the reference's, which draws and answers between them.
 _OVERDUE: Final = frozenset({Category.TIMEOUT, Category.REFERENCE_TIMEOUT})
-
-#: Categories of wrong values, which rounding can cause.
-_ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE, Category.NONDETERMINISTIC})
 
 
 def evaluate(
@@ -134,7 +131,7 @@ def _doubted(context: Context, ended: EvaluationEnded) -> Outcome:
         return outcome
     if ended.reply is not None and ended.reply.tag is Tag.NEEDS_GPU:
         why = ""
-    elif outcome.category in _ABOUT_VALUES and candidate.process.flags[flags.NARROW] != 0:
+    elif outcome.category in ABOUT_VALUES | {Category.NONDETERMINISTIC} and candidate.process.flags[flags.NARROW] != 0:
         why = ". It computes in bfloat16 or float8, where a GPU can round otherwise than Triton's interpreter"
     else:
         return outcome
