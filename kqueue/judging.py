@@ -234,8 +234,7 @@ class LocalJudge:
             InvalidRequest: a request is wrong.
             JudgeUnavailable: this machine cannot judge.
         """
-        for request in requests:
-            yield self(request)
+        yield from map(self, requests)
 
     def _started(self) -> _Child:
         if self._child is not None and self._child.owner != os.getpid():

@@ -135,8 +135,7 @@ def _interpret(runtime: dict[str, Any], module: Any, function: Any) -> None:
                 # A GPU raises nothing else in a kernel that compiles.
                 if isinstance(cause, AssertionError | MemoryError):
                     raise
-                words = f"Triton's interpreter cannot run this kernel: {type(cause).__name__}: {cause}"
-                raise NeedsGpuError(words) from error
+                raise NeedsGpuError(f"Triton's interpreter cannot run this kernel: {cause!r}") from error
             finally:
                 runtime["interpret"] = False
                 scope.restore()

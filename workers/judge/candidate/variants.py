@@ -77,7 +77,6 @@ _BLOCKS: Final = 9
 _PULLED: Final = 1 / 8
 #: Number of values that show whether a tensor contains only whole numbers.
 _SAMPLE: Final = 1 << 12
-#: Class of generators, which :class:`OnHost` replaces.
 _GENERATOR: Final = torch.Generator
 
 
