@@ -175,9 +175,7 @@ _MEANINGS: Final[dict[tuple[Blame, bool | None, bool | None], dict[Category, str
     (Blame.NOBODY, None, None): {
         Category.CANCELLED: "The producer cancelled the evaluation.",
         Category.EXPIRED: "No worker started the evaluation within the queue wait that its producer allowed.",
-        Category.NEEDS_GPU: (
-            "Only on the `cpu` lane: Triton's interpreter cannot show whether the kernel is right. Judge it on a GPU."
-        ),
+        Category.NEEDS_GPU: "Only on the `cpu` lane: the kernel needs a GPU, or only a GPU can show if it is right.",
         Category.INVALID_REQUEST: "The stored request has an invalid field, or a source that does not fit its hash.",
     },
 }

@@ -426,25 +426,20 @@ class Request(_Model):
         return value
 
     @model_validator(mode="after")
-    def _calls_for_a_batch(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.batch_callback_url is not None and self.batch is None:
             raise ValueError("batch_callback_url needs a batch: name one, or use callback_url")
-        return self
-
-    @model_validator(mode="after")
-    def _tests_are_tests(self) -> Self:
         # A problem can be named by its hash alone, so the judge checks that it is a repository's files.
         if self.kernel.startswith(TESTS_LINE) is not (self.backend == PYTEST):
             raise ValueError("a repository's tests are not a kernel: `kqueue pytest --fleet` submits them")
         examined = self.settings.examine not in (Examination(), Examination(sanitize=(Sanitizer.MEMCHECK,)))
         if self.backend == PYTEST and examined:
             raise ValueError("a repository's tests can only be examined with compute-sanitizer's memcheck")
-        return self
-
-    @model_validator(mode="after")
-    def _examines_on_gpus(self) -> Self:
         if self.lane == "cpu" and self.settings.examine:
             raise ValueError("compute-sanitizer and Nsight Compute need a GPU: choose another lane than cpu")
+        named = [[name in text for text in (self.problem, self.kernel)] for name in ("ModelNew", "get_inputs")]
+        if named == [[True, False], [False, True]]:
+            raise ValueError("problem and kernel are swapped: the problem defines ModelNew, and the kernel get_inputs")
         return self
 
     @property

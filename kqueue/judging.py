@@ -207,10 +207,10 @@ class LocalJudge:
             raise InvalidRequest("request: give a Request or its fields, not both")
         if request.names_problem:
             raise InvalidRequest("problem: only a fleet has stored problems: give the source")
+        self.check(request)
         with self._lock:
             child = self._started()
-            if child.machine.device == "cpu" and not backends.find(request.backend).cpu:
-                raise JudgeUnavailable(f"a {request.backend} kernel needs a GPU, and this judge uses the CPU")
+            self.check(request)
             try:
                 answer = child.ask(request)
             except BaseException:
@@ -220,6 +220,12 @@ class LocalJudge:
         self.doubts += answer["doubts"]
         return Outcome.model_validate(answer["outcome"])
 
+    def check(self, request: Request) -> None:
+        """Raise JudgeUnavailable if a kernel needs a GPU and the device, as far as it is known by now, is none."""
+        device = self._device if self._child is None else self._child.machine.device
+        if device == "cpu" and not backends.find(request.backend).cpu:
+            raise JudgeUnavailable(f"a {request.backend} kernel needs a GPU, and this judge uses the CPU")
+
     def map(self, requests: Iterable[Request]) -> Iterator[Outcome]:
         """Judge each request, and yield the outcomes in the same order, each as soon as it is known.
 
@@ -227,8 +233,7 @@ class LocalJudge:
             InvalidRequest: a request is wrong.
             JudgeUnavailable: this machine cannot judge.
         """
-        for request in requests:
-            yield self(request)
+        yield from map(self, requests)
 
     def _started(self) -> _Child:
         if self._child is not None and self._child.owner != os.getpid():

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from kqueue import backends
 from kqueue.backends.cupy import use_torch_memory
@@ -125,6 +126,12 @@ def test_an_exception_of_a_package_is_known_by_its_name(raised: str) -> None:
         module, _, own = name.rpartition(".")
         kind = type(own, (kind,), {"__module__": module})
     assert failures.tag_of(kind()) is RAISED[raised]
+
+
+def test_memory_that_the_host_refuses_is_known_by_torch_s_words() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(1 << 48)
+    assert failures.tag_of(raised.value) is Tag.HOST_MEMORY
 
 
 def test_the_number_of_a_compilers_error_is_not_cudas() -> None:

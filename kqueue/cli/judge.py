@@ -66,9 +66,9 @@ def judge(
         raise InvalidRequest(f"{problem}: only a fleet has stored problems: give a file")
     if backend is not None:
         fields["backend"] = backend
-    tasks = [_task(entry) for entry in sources.from_kernels(sources.find_kernels(kernels), fields)]
+    local = LocalJudge(device)
+    tasks = [_task(local, entry) for entry in sources.from_kernels(sources.find_kernels(kernels), fields)]
     with ExitStack() as stack:
-        local = LocalJudge(device)
         if any(task.request is not None for task in tasks):
             stack.enter_context(local)
             if not as_json:
@@ -115,16 +115,17 @@ class _Task:
         say(f"{self.item.entry.where}: {error}" if self.item.entry.where not in str(error) else str(error))
 
 
-def _task(entry: Entry) -> _Task:
+def _task(local: LocalJudge, entry: Entry) -> _Task:
     from kqueue.contract import parse_request
 
     task = _Task(Item(entry := sources.with_backend(entry)))
     try:
         if entry.error is not None:
             raise entry.error
-        task.request = parse_request(entry.fields)
-    except InvalidRequest as error:
-        task.fail(error, _REFUSED)
+        local.check(request := parse_request(entry.fields))
+        task.request = request
+    except (InvalidRequest, JudgeUnavailable) as error:
+        task.fail(error, _REFUSED if isinstance(error, InvalidRequest) else _UNJUDGED)
     return task
 
 

@@ -205,12 +205,12 @@ def lane_for(request: Request, live: Mapping[str, int], allow_idle_lane: bool, f
         UnknownLane: there is no such lane.
         LaneUnavailable: no live worker serves the lane.
     """
-    on_cpu = backends.find(request.backend).cpu
+    on_cpu = backends.find(request.backend).cpu and not request.settings.examine
     if request.lane == "auto":
         for lane in ("gpu", "cpu") if on_cpu else ("gpu",):
             if lane in live:
                 return lane
-        need = "gpu or cpu" if on_cpu else f"gpu, which a {request.backend} kernel needs"
+        need = "gpu or cpu" if on_cpu else f"gpu, which {request.backend} kernels and examinations need"
         raise LaneUnavailable(f"lane: no live worker serves {need}{_instead(live)}")
     broker.check_lane(request.lane)
     if request.lane == "cpu" and not on_cpu:
@@ -228,4 +228,4 @@ def _instead(live: Mapping[str, int], *, named: str = "cpu") -> str:
         return ": this fleet has no live worker. Start one with `kqueue up` or `kqueue worker`"
     served = ", ".join(f"{lane} ({number})" for lane, number in sorted(live.items()))
     other = "" if named == "cpu" else ", set KQUEUE_GPU_FALLBACK to a lane that replaces it"
-    return f" (served now: {served}): use one of these lanes{other}, or run `kqueue worker` on a machine that serves it"
+    return f" (served now: {served}): run `kqueue worker` on a machine that serves it, or use a lane that fits{other}"

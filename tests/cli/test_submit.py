@@ -122,7 +122,7 @@ def test_a_bad_line_does_not_spoil_the_others(cli: Cli, engine: Engine, worker: 
         (b'{"kernel_file": "gone.py", "backend": "torch"}', "gone.py: No such file or directory"),
         (json.dumps(good | {"lane": "gpu"}).encode(), "no live worker serves gpu"),
         (json.dumps(good | {"lane": "tpu"}).encode(), "unknown lane 'tpu'"),
-        (json.dumps(good | {"backend": "cuda"}).encode(), "no live worker serves gpu, which a cuda kernel needs"),
+        (json.dumps(good | {"backend": "cuda"}).encode(), "no live worker serves gpu, which cuda kernels"),
         (json.dumps(good | {"backend": "cuda", "lane": "cpu"}).encode(), "cannot be judged on the lane cpu"),
         (b'{"kernel_file": "sub/own.py", "settings": {"checks": 3}}', None),
     ]

@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+import torch
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Outcome, Request, Settings, Timing
 from tests.judge.linear import WAIT
 from tests.judge.rig import Rig
 from tests.judge.sources import problem
-from workers.judge.candidate import interpreter
+from workers.judge.candidate import failures, harness, interpreter
+from workers.judge.channel.orders import Order
+from workers.judge.channel.protocol import Tag
+from workers.judge.channel.wire import Command
 
 _TOP = """
 import torch, triton
@@ -71,6 +78,10 @@ def test_a_kernel_is_checked_and_not_timed_unless_asked_for(rig: Rig) -> None:
 
 #: What the interpreter must do as a GPU does. It runs in the candidate, where the interpreter is corrected.
 _AGREEMENTS = """
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language.extra import libdevice
+
 @triton.jit
 def narrow(x_ptr, y_ptr, out_ptr, sums_ptr, scan_ptr, small_ptr, SIZE: tl.constexpr):
     at = tl.arange(0, SIZE)
@@ -90,6 +101,14 @@ def tuned(x_ptr, out_ptr, SIZE: tl.constexpr):
     tl.static_assert(SIZE > 3)
     tl.store(out_ptr + tl.arange(0, SIZE), tl.load(x_ptr + tl.arange(0, SIZE)) + SIZE)
 
+@gluon.jit
+def laid_out(x_ptr):
+    gl.load(x_ptr + gl.arange(0, 64, layout=gl.BlockedLayout([1], [32], [2], [0])))
+
+@triton.jit
+def error_function(x_ptr):
+    tl.store(x_ptr, libdevice.erf(tl.load(x_ptr).to(tl.float32)))
+
 def agree():
     x, y = torch.rand(64).bfloat16(), torch.rand(64).bfloat16()
     out, scan, sums, small = torch.empty_like(x), torch.empty_like(x), torch.zeros(2).bfloat16(), torch.empty(64)
@@ -105,7 +124,9 @@ def agree():
     for error, words, launch in (
         ("CompilationError", "power of 2", lambda: odd[(1,)](x)),
         ("KeyError", "num_wraps", lambda: tuned.fn[(1,)](x, out, SIZE=64, num_wraps=4)),
-        ("AttributeError", "judge the kernel on a GPU", lambda: triton.runtime.driver.active.utils),
+        ("NeedsGpuError", "without a GPU", lambda: triton.runtime.driver.active.utils),
+        ("NeedsGpuError", "Gluon", lambda: laid_out[(1,)](x, num_warps=2)),
+        ("NeedsGpuError", "cannot run this kernel", lambda: error_function[(1,)](x)),
     ):
         try:
             launch()
@@ -144,3 +165,22 @@ def test_what_only_a_gpu_can_show_blames_nobody(rig: Rig) -> None:
     lacking = judge(rig, (_TOP + _MODEL).replace("tl.sum(x, axis=0)", f"tl.sum({assembly}, axis=0)"))
     assert (lacking.category, lacking.facts.instead_of) == (Category.NEEDS_GPU, Category.RUNTIME_ERROR)
     assert "inline_asm" in lacking.message
+
+
+@pytest.mark.parametrize(
+    ("statement", "tag"),
+    [
+        ("x.cuda()", Tag.NEEDS_GPU),
+        ("torch.cuda.current_stream()", Tag.NEEDS_GPU),
+        ("assert x.device.type == 'cuda'", Tag.NEEDS_GPU),
+        ("if not x.is_cuda: raise ValueError('wrong device')", Tag.NEEDS_GPU),
+        ("assert x.dim() == 3, 'no cuda'", Tag.OTHER),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_kernel_that_asks_for_a_gpu_is_told_from_others(tmp_path: Path, statement: str, tag: Tag) -> None:
+    """An exception counts as such by its traceback, not by its text."""
+    (tmp_path / "asking.py").write_text(f"import torch\nx = torch.ones(1)\n{statement}\n")
+    with pytest.raises(Exception) as raised:
+        harness.import_file(tmp_path / "asking.py")
+    assert failures.reply_to(Command(Order.RUN, 1, 0, None, ()), raised.value, on_gpu=False).tag is tag

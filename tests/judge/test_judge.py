@@ -28,9 +28,12 @@ pytestmark = pytest.mark.slow("judges many kernels")
 
 
 def test_an_honest_kernel_passes(rig: Rig) -> None:
-    """Layers that are made in the reference's order have its weights, and the kernel can read its user's name."""
-    top = """import ctypes, getpass
+    """Layers made in the reference's order have its weights. A kernel can read its user's name and end its children."""
+    top = """import ctypes, getpass, subprocess
 assert getpass.getuser()  # torch's compiler asks, although the candidate's uid is in no list of users
+child = subprocess.Popen(["sleep", "5"])
+child.terminate()
+assert child.wait() == -15
 def resident():
     return next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("VmRSS"))
 before = resident()
@@ -91,6 +94,20 @@ def test_each_call_has_its_own_values(rig: Rig) -> None:
     body = "self.n = getattr(self, 'n', 0) + 1\n        if self.n > 12: return self.layer(x) + 1"
     settings = Settings(checks=1, timing=Timing(calls=20, warmup=1))
     assert judge(rig, right(body), settings).category is Category.NONDETERMINISTIC
+
+
+def test_weights_can_be_sparse_or_drawn_by_the_first_call(rig: Rig) -> None:
+    """Only gradients need weights that exist before the first call."""
+    problem = PROBLEM.replace("Linear(size, size)", "LazyLinear(size)").replace(
+        "return self.layer(x)", "return torch.sparse.mm(self.sparse, self.layer(x).T)"
+    )
+    problem = problem.replace(
+        "    def f", "        self.register_buffer('sparse', torch.eye(size).to_sparse_csr())\n    def f"
+    )
+    kernel = problem.replace("Model", "ModelNew")
+    assert judge(rig, kernel, problem=problem).category is Category.PASSED
+    outcome = judge(rig, kernel, QUICK.model_copy(update={"backward": True}), problem)
+    assert (outcome.category, "lazy module" in outcome.message) == (Category.INVALID_PROBLEM, True)
 
 
 def test_a_reference_that_mutates_its_input_allows_it(rig: Rig) -> None:

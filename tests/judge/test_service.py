@@ -131,6 +131,8 @@ def test_what_cannot_be_judged_here_is_refused(local: LocalJudge, config: Config
         local(problem=f"sha256:{'0' * 64}", kernel=RIGHT)
     with pytest.raises(InvalidRequest, match="kernel: is required"):
         local(problem=PROBLEM)
+    with pytest.raises(InvalidRequest, match="problem and kernel are swapped"):
+        local(problem=RIGHT, kernel=PROBLEM)
     with pytest.raises(InvalidRequest, match="not both"):
         local(request_of(problem=PROBLEM, kernel=RIGHT), kernel=WRONG)
     with pytest.raises(JudgeUnavailable, match="device=977: no GPU 977"):

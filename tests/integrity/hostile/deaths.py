@@ -22,7 +22,6 @@ def get_inputs():
 """Sends itself SIGHUP in ``forward``: ``reference_error``.
 Only SIGKILL, which operators send, counts as the fleet's doing."""
 def forward(self, x):
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the fleet may have it ignored
     os.kill(os.getpid(), signal.SIGHUP)
     return x * 2 + 1
 
@@ -69,22 +68,22 @@ def by_a_descriptor(number):
 
 def attack():
     mine = os.getpid()
-    for number in (signal.SIGKILL, signal.SIGTERM):
-        for attempt in (
-            lambda: os.kill(mine, number),
-            lambda: os.kill(0, number),
-            lambda: os.killpg(mine, number),
-            lambda: signal.raise_signal(number),
-            lambda: signal.pthread_kill(threading.get_ident(), number),
-            lambda: call((200, 130), mine, number),
-            lambda: call((129, 138), mine, number, ctypes.addressof((ctypes.c_int * 32)(int(number), 0, -1))),
-            lambda: expire(number),
-            lambda: by_a_child(number),
-            lambda: by_a_descriptor(number),
-            lambda: by_the_end_of_a_child(number),
-        ):
-            with contextlib.suppress(OSError):
-                attempt()
+    number = signal.SIGKILL
+    for attempt in (
+        lambda: os.kill(mine, number),
+        lambda: os.kill(0, number),
+        lambda: os.killpg(mine, number),
+        lambda: signal.raise_signal(number),
+        lambda: signal.pthread_kill(threading.get_ident(), number),
+        lambda: call((200, 130), mine, number),
+        lambda: call((129, 138), mine, number, ctypes.addressof((ctypes.c_int * 32)(int(number), 0, -1))),
+        lambda: expire(number),
+        lambda: by_a_child(number),
+        lambda: by_a_descriptor(number),
+        lambda: by_the_end_of_a_child(number),
+    ):
+        with contextlib.suppress(OSError):
+            attempt()
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CPU, (0, 0))
         while True:

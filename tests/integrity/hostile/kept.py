@@ -66,8 +66,8 @@ class Model(torch.nn.Module):
 
 # %% lies_later
 """Answers the check of a kept reference rightly and lies from then on, always the same.
-A problem says what its answers are: it spoils its own evaluations, and can do that in a new process as well. Those of
-other problems pass."""
+Its first input is answered twice, so that it disagrees with itself: ``invalid_problem``. Evaluations of other problems
+pass."""
 class Model(torch.nn.Module):
     evaluations = 0
 

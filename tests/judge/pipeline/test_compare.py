@@ -28,6 +28,7 @@ from workers.judge.channel.tensors import DTYPES, TensorSpec, describe, paths
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import compare, evidence
 from workers.judge.pipeline.cases import Case, Form
+from workers.judge.pipeline.choices import selection
 from workers.judge.pipeline.compare import check_each, check_values, need_no_excuse
 from workers.judge.pipeline.evidence import merge_errors
 from workers.judge.pipeline.exchange import check_form
@@ -555,7 +556,7 @@ def test_a_kernel_may_round_less_often_than_a_16_bit_reference() -> None:
 
 
 def judged(outs: list[torch.Tensor], refs: list[torch.Tensor], **case: Any) -> bool:
-    found = check_each([(outs, Case(0, outputs=refs, selects=True, **case))], Settings())[0]
+    found = check_each([(outs, Case(0, outputs=refs, **{"selects": "any"} | case))], Settings())[0]
     return not isinstance(found, EvaluationEnded)
 
 
@@ -581,6 +582,29 @@ def test_indices_may_differ_where_they_select_equal_values() -> None:
     assert judged([x.median(1).indices], [63 - x.flip(1).median(1).indices], inputs=[x])
 
 
+@pytest.mark.parametrize(
+    ("operation", "selects"),
+    [
+        ("x.argmax(1)", "first"),
+        ("x.min(1).indices", "first"),
+        ("x.argsort(dim=1, stable=True)", "first"),
+        ("x.sort(dim=1, descending=True, stable = True)[1]", "first"),
+        ("x.argsort(1)", "any"),
+        ("x.topk(8).indices", "any"),
+        ("x.median(1).indices", "any"),
+    ],
+)
+def test_an_order_of_equal_values_that_torch_defines_is_kept(operation: str, selects: str) -> None:
+    """Only equal values of an input count. Computed values can be equal by rounding."""
+    assert selection(operation) == selects
+    torch.manual_seed(33)
+    x = torch.randint(0, 6, (32, 64)).float()
+    ref, out = eval(operation, {"x": x}), 63 - eval(operation, {"x": x.flip(1)})
+    assert judged([out], [ref], inputs=[x])
+    assert judged([out], [ref], inputs=[x], selects=selects) is (selects == "any")
+    assert judged([x.clone(), out], [x, ref], selects=selects)
+
+
 def test_lengths_are_no_indices() -> None:
     lengths = torch.randint(8, 64, (128,), generator=torch.Generator().manual_seed(31))
     mask = (torch.arange(64) < lengths[:, None]).float()
@@ -596,7 +620,7 @@ def test_indices_into_computed_values_agree_with_the_kernel_s_own() -> None:
     ref[:, 0] = 4.9844  # a rounding less
     settings = Settings(precision=Precision.BF16)
     for mine, is_right in ((own.argmax(1), True), (own.argmin(1), False)):
-        case = Case(0, outputs=[ref, ref.argmax(1)], selects=True)
+        case = Case(0, outputs=[ref, ref.argmax(1)], selects="first")
         [found] = check_each([([own, mine], case)], settings)
         assert isinstance(found, EvaluationEnded) is not is_right
 

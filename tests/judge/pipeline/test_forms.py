@@ -204,7 +204,8 @@ def test_arguments_can_be_objects_of_torch_and_made_on_a_gpu(rig: Rig) -> None:
     init = "    def __init__(self, act, *, layer):\n        super().__init__(); self.act, self.layer = act, layer\n"
     answer = "norm, x, linear, g: self.layer(self.act(norm(x, (8,)))) + linear(x) + torch.randn(8, generator=g)"
     inputs = (
-        "yield from (torch.nn.functional.layer_norm, torch.randn(4, 8, device='cuda').cuda(0).to('cuda'),"
+        "assert isinstance(torch.Generator('cuda'), torch.Generator | None)\n"
+        "    yield from (torch.nn.functional.layer_norm, torch.randn(4, 8, device='cuda').cuda(0).to('cuda'),"
         " torch.nn.Linear(8, 8), torch.Generator().manual_seed(3))"
     )
     source = problem(answer, inputs).replace("    def forward", init + "    def forward")

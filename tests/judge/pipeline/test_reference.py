@@ -544,6 +544,21 @@ def test_inputs_that_differ_under_one_seed_are_the_problem_s_fault() -> None:
 
 
 @pytest.mark.parametrize(
+    "forward",
+    [
+        "return x + torch.get_num_threads()",
+        "return torch.empty(64, dtype=torch.int64)",
+        "self.n = getattr(self, 'n', 0) + 1; return x + min(self.n, 2)",
+    ],
+    ids=["threads", "memory", "calls"],
+)
+def test_a_reference_that_disagrees_with_itself_is_the_problem_s_fault(forward: str) -> None:
+    """An answer that depends on threads, on unwritten memory or on earlier calls ends as an invalid problem."""
+    with pytest.raises(EvaluationEnded, match=r"invalid_problem.*answers to one input differ"):
+        first_of(loaded(forward))
+
+
+@pytest.mark.parametrize(
     ("forward", "effects"),
     [
         ("x.mul_(2)\nreturn x + 0", [0]),

@@ -283,7 +283,7 @@ def test_a_finding_shows_the_line_without_its_controls() -> None:
 
 def test_a_source_is_what_python_takes_it_for() -> None:
     """A byte-order mark and CRLF change nothing, and an unknown declared encoding is an error."""
-    text = 'NAME = """a\nb"""\nclass ModelNew: ...\n'
+    text = 'NAME = """a\nb"""\nclass ModelNew: ...\nclass Model: get_inputs = None\n'
     plain, marked = (
         Request(problem=source, kernel=source, backend="torch")
         for source in (text, "\ufeff" + text.replace("\n", "\r\n"))
@@ -294,6 +294,9 @@ def test_a_source_is_what_python_takes_it_for() -> None:
     for check, category in ((static.check, "syntax_error"), (static.check_problem, "invalid_problem")):
         with pytest.raises(EvaluationEnded, match=category):
             check(f"# coding: nothing\n{text}")
+    for name in ("Model", "get_inputs"):
+        with pytest.raises(EvaluationEnded, match=f"invalid_problem.*never names {name},"):
+            static.check_problem(text.replace(name, "other"))
 
 
 def test_a_problem_may_give_its_tolerance() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import errno
 import re
 import traceback
-from collections.abc import Iterator
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
 from kqueue.backends import registered
 from workers.judge.candidate.compilers import LOCATED, complaint
@@ -45,6 +47,8 @@ def reply_to(command: Command, error: BaseException, kernel: str, *, on_gpu: boo
     code = 0 if tag is Tag.COMPILE else _cuda_code(error)  # compilers count their errors differently
     if code == 0 and on_gpu and tag in (Tag.OTHER, Tag.CUDA):
         code = _context_code()
+    if tag is Tag.OTHER and not on_gpu and _wants_gpu(error):
+        tag = Tag.NEEDS_GPU
     if code == _OUT_OF_MEMORY:
         tag = Tag.GPU_MEMORY
     elif code and tag is Tag.OTHER:
@@ -84,10 +88,27 @@ def tag_of(error: BaseException) -> Tag:
         return Tag.COMPILE
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return Tag.FILES
+    if isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in text_of(error):
+        return Tag.HOST_MEMORY
     for kind in type(error).__mro__:
         if (tag := _TAGS.get(qualified(kind))) is not None:
             return tag
     return Tag.CUDA if _cuda_code(error) else Tag.OTHER
+
+
+def _wants_gpu(error: BaseException) -> bool:
+    """Return whether ``torch.cuda`` raised an exception, or a statement whose condition names CUDA."""
+    steps = list(traceback.walk_tb(error.__traceback__))
+    if any(str(frame.f_globals.get("__name__")).startswith("torch.cuda") for frame, _ in steps[-2:]):
+        return True
+    with contextlib.suppress(Exception):  # its source cannot be read
+        frame, line = steps[-1]
+        nodes = ast.walk(ast.parse(Path(frame.f_code.co_filename).read_text(encoding="utf-8")))
+        kept = (node for node in nodes if isinstance(node, ast.Assert | ast.If | ast.Raise))
+        around = [node for node in kept if node.lineno <= line <= (node.end_lineno or 0)]
+        tests = [ast.unparse(node.test) for node in around if not isinstance(node, ast.Raise)]
+        return not isinstance(around[-1], ast.If) and "cuda" in " ".join(tests)
+    return False
 
 
 def _cuda_code(error: BaseException) -> int:
@@ -125,36 +146,20 @@ def shortage_of(error: BaseException) -> Shortage | None:
         return None
     if not 0 <= short.required < 1 << 63 > short.limit >= 0:
         return None
-    for kernel in _selves(error):
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         try:
-            settings = ", ".join(f"{name}={value}" for name, value in (*_constants(kernel), *_options(kernel)))
+            kernel = frame.f_locals["self"]
+            names, options = (
+                kernel.src.fn.arg_names,
+                [(name, getattr(kernel.metadata, name, None)) for name in _OPTIONS],
+            )
+            # A key is the position of an argument, followed by positions within it if it is a tuple.
+            constants = [(names[path[0]], value) for path, value in kernel.src.constants.items() if len(path) == 1]
+            shown = [
+                (name, value) for name, value in (*constants, *options) if isinstance(value, bool | int | float | str)
+            ]
+            settings = ", ".join(f"{name}={value}" for name, value in shown)
             return Shortage(short.resource, short.required, short.limit, str(kernel.metadata.name), settings)
-        except Exception:  # noqa: BLE001, S112 -- another version of Triton, or not a Triton kernel
+        except Exception:  # noqa: BLE001, S112 -- another frame or version of Triton, or not a Triton kernel
             continue
     return short
-
-
-def _selves(error: BaseException) -> Iterator[Any]:
-    """Yield each ``self`` of an error's traceback, innermost frame first."""
-    frames: list[Any] = []
-    entry = error.__traceback__
-    while entry is not None:
-        frames.append(entry.tb_frame)
-        entry = entry.tb_next
-    for frame in reversed(frames):
-        if (own := frame.f_locals.get("self")) is not None:
-            yield own
-
-
-def _constants(kernel: Any) -> Iterator[tuple[str, Any]]:
-    names = kernel.src.fn.arg_names
-    for path, value in kernel.src.constants.items():
-        # A key is the position of an argument, followed by positions within it if it is a tuple. None is not a setting.
-        if len(path) == 1 and isinstance(value, (bool, int, float, str)):
-            yield names[path[0]], value
-
-
-def _options(kernel: Any) -> Iterator[tuple[str, Any]]:
-    for name in _OPTIONS:
-        if (value := getattr(kernel.metadata, name, None)) is not None:
-            yield name, value

@@ -200,6 +200,7 @@ class Harness:
             torch.cuda.synchronize()
         else:
             interpreter.install(self._flags)
+            torch.set_num_threads(torch.get_num_threads())  # It changes MKL, and a reference's threads are set later.
             self.exports.announce_memory()
         return self.done(command)
 

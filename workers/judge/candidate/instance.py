@@ -29,9 +29,10 @@ def modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def weights_of(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Return a model's parameters and buffers. Its own attributes can hide the methods of these names."""
-    every = [vars(module)[kind] for module in modules_of(model) for kind in ("_parameters", "_buffers")]
-    return list({id(tensor): tensor for some in every for tensor in some.values() if tensor is not None}.values())
+    """Return a model's dense parameters and buffers that have values. Its attributes can hide the methods for these."""
+    held = [vars(module)[kind] for module in modules_of(model) for kind in ("_parameters", "_buffers")]
+    every = {id(tensor): tensor for some in held for tensor in some.values() if tensor is not None}.values()
+    return [each for each in every if each.layout is torch.strided and not torch.nn.parameter.is_lazy(each)]
 
 
 def buffers_of(model: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str]]:

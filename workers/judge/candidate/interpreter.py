@@ -21,7 +21,6 @@ from workers.judge.candidate import arithmetic
 VARIABLE: Final = "TRITON_INTERPRET"
 #: Name and architecture of the GPU that kernels are compiled for: one that knows all of Triton's usual dtypes.
 _TARGET: Final = ("cuda", 90, 32)
-_ADVICE: Final = "Triton's interpreter runs on the CPU, without a GPU: judge the kernel on a GPU"
 
 
 @contextlib.contextmanager
@@ -35,26 +34,15 @@ def uninterpreted() -> Generator[None]:
             os.environ[VARIABLE] = given
 
 
-class NeedsGpuError(Exception):
-    """A kernel uses a part of Triton that its interpreter lacks."""
-
-
-def _lack(error: BaseException | None) -> str:
-    """Return the words of an interpreter's error about a part that it lacks, or an empty text."""
-    while error is not None and not isinstance(error, NotImplementedError):
-        error = error.__cause__
-    return str(error or "")
+class NeedsGpuError(AttributeError):
+    """A kernel uses a part of Triton that its interpreter or driver lacks."""
 
 
 class _NoGpu:
-    """Replacement of a GPU's driver or of a compiled kernel."""
+    """Replacement of a compiled kernel, and of the active driver. It can say what kernels are compiled for."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{name} is not known: {_ADVICE}")
-
-
-class _Driver(_NoGpu):
-    """The active driver. It can say what kernels are compiled for."""
+        raise NeedsGpuError(f"{name} is not known: Triton's interpreter runs on the CPU, without a GPU")
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
@@ -82,7 +70,7 @@ def install(page: memoryview[int]) -> None:
     runtime: Any = vars(knobs.runtime)
     runtime["interpret"] = False  # The knob's setter would change the environment, which a kernel can ask too.
     config: Any = driver
-    config.set_active(_Driver())
+    config.set_active(_NoGpu())
     front: Any = compiler
     front.compile = _compile
     arithmetic.install(interpreter, page)
@@ -106,7 +94,10 @@ def _compile(src: Any, target: Any, options: Any, **_: Any) -> _NoGpu:
     module = src.make_ir(target, parsed, generators, backend.get_module_map(), context)
     metadata = {"target": target, **vars(parsed)}
     for stage in ("ttir", "ttgir"):
-        module = stages[stage](module, metadata)
+        if stage in stages:
+            module = stages[stage](module, metadata)
+    if "ttir" not in stages:
+        raise NeedsGpuError("Triton's interpreter cannot run Gluon")
     return _NoGpu()
 
 
@@ -138,9 +129,13 @@ def _interpret(runtime: dict[str, Any], module: Any, function: Any) -> None:
             try:
                 of(self).run(*args, grid=grid, warmup=False, **kwargs)
             except module.InterpreterError as error:
-                if lack := _lack(error):
-                    raise NeedsGpuError(f"{lack}: {_ADVICE}") from error
-                raise
+                cause: BaseException = error
+                while isinstance(cause, module.InterpreterError) and cause.__cause__ is not None:
+                    cause = cause.__cause__
+                # A GPU raises nothing else in a kernel that compiles.
+                if isinstance(cause, AssertionError | MemoryError):
+                    raise
+                raise NeedsGpuError(f"Triton's interpreter cannot run this kernel: {cause!r}") from error
             finally:
                 runtime["interpret"] = False
                 scope.restore()

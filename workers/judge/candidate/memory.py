@@ -30,9 +30,10 @@ _CACHED: Final = 7
 
 
 def keep_host_memory(*, keeps: bool) -> None:
-    """Make the C library keep all freed memory for later allocations, or return large pieces of it at once."""
+    """Make the C library keep all freed memory for later allocations, or return large pieces at once. It marks none."""
     _mallopt(_MMAP_MAX, 0 if keeps else _MOST_MAPPED)
     _mallopt(_TRIM_THRESHOLD, -1)
+    _mallopt(_PERTURB, 0)
 
 
 def _mallopt(parameter: int, value: int) -> None:

@@ -283,11 +283,10 @@ class ReferenceHarness(Harness):
 
     def _release(self, command: Command) -> Reply:
         order: Release = command.payload
-        if order.all:
-            self._variants = None
         self._drop(tuple(self._sets) if order.all else order.slots)
         self.settle()
         if order.all:
+            self._variants = None
             self._close_arena()
         if order.all and self.on_gpu:
             self.exports.forget()
@@ -340,7 +339,8 @@ class ReferenceHarness(Harness):
             self.settle()
             if any(ask.wide for ask in asks) and self.on_gpu:
                 held_now = torch.cuda.memory_stats_as_nested_dict()
-                if _total(held_now, "reserved_bytes") - _total(held_now, "allocated_bytes") > _CACHED_BYTES:
+                reserved, used = (held_now[f"{kind}_bytes"]["all"]["current"] for kind in ("reserved", "allocated"))
+                if reserved - used > _CACHED_BYTES:
                     torch.cuda.empty_cache()
         except BaseException as error:  # noqa: BLE001 -- an error of the device or of the problem
             return [self.failed(command, error)] * len(asks)
@@ -348,7 +348,10 @@ class ReferenceHarness(Harness):
 
     def _answer_one(self, command: Command, ask: Ask) -> Reply:
         """Call the model on held inputs, and return where its outputs are."""
-        held = self._sets[ask.slot]
+        held, usual = self._sets[ask.slot], torch.get_num_threads()
+        if ask.threads is not None:
+            torch.set_num_threads(ask.threads or usual + 3)  # Then races end in another order on any host.
+            self._renew_memory(marks=True)
         if ask.afresh:
             self._forget(held.answers)
             held.answers.clear()
@@ -364,6 +367,8 @@ class ReferenceHarness(Harness):
             return reply
         except BaseException as error:  # noqa: BLE001 -- the problem can raise anything, SystemExit too
             return self.failed(command, error)
+        finally:
+            torch.set_num_threads(usual)
 
     def _call_looking(self, ask: Ask, held: _Set) -> tuple[Any, bool, list[torch.Tensor]]:
         """Call the model, and also return the inputs after the call.
@@ -436,7 +441,7 @@ class ReferenceHarness(Harness):
             return self._call_once(ask, held, tensors)
 
     def _call_once(self, ask: Ask, held: _Set, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
-        own = self._instance(ask)
+        own = self._wide if ask.wide else self.own
         own.input_memory = [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
         if ask.wide and own.resets != self.own.resets:
             own.watch(self.own.resets, self.own.compared)
@@ -463,10 +468,6 @@ class ReferenceHarness(Harness):
         yield
         self._cpu_s[what] = min(self._cpu_s[what], time.thread_time() - begun)
 
-    def _instance(self, ask: Ask) -> Instance:
-        """Return the model in the precision that the question needs."""
-        return self._wide if ask.wide else self.own
-
     def _restore(self, held: _Set) -> None:
         """Draw inputs again that a call changed."""
         with torch.no_grad():
@@ -481,7 +482,7 @@ class ReferenceHarness(Harness):
 
         The inputs and buffers that forward changes follow, with their values after the call.
         """
-        own = self._instance(ask)
+        own = self._wide if ask.wide else self.own
         structure, leaves = gradients.described(output)
         if reason := next(filter(None, map(refusal, leaves)), ""):
             raise ProblemError(f"Model.forward returned {reason}")
@@ -538,6 +539,8 @@ class ReferenceHarness(Harness):
         """Find the gradients that the model has, in a call that leaves its buffers unchanged."""
         slot, backward = command.payload
         own, held = self.own, self._sets[slot]
+        if backward and any(map(torch.nn.parameter.is_lazy, gradients.weights_by_name(own.model).values())):
+            raise ProblemError("gradients are asked for, and a lazy module has no weights before the first call")
         self._differentiates = True
         self._gradients = Gradients((), (), (), (), ())
         form, tensors = self._inputs(held.seed, on_device=held.on_device)
@@ -605,7 +608,3 @@ class ReferenceHarness(Harness):
                 " torch, and their lists, tuples, sets and dicts"
             ) from None
         self._scalar_page[: len(data)] = data
-
-
-def _total(statistics: dict[str, Any], name: str) -> int:
-    return statistics[name]["all"]["current"]

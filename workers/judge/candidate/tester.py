@@ -7,7 +7,6 @@ server, which supervises the process, reports how it ended.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Final
@@ -53,7 +52,6 @@ class Tester(Harness):
         Path(ORDER).write_text(asked.order, encoding="utf-8")
         for name in [name for name in os.environ if name in _NOT_THEIRS or name.startswith("KQUEUE_")]:
             del os.environ[name]
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the fork server ignores it
         sys.stdout.flush()
         sys.stderr.flush()
         order, repository = str(Path.cwd() / ORDER), str(Path.cwd() / REPOSITORY)

@@ -77,7 +77,6 @@ _BLOCKS: Final = 9
 _PULLED: Final = 1 / 8
 #: Number of values that show whether a tensor contains only whole numbers.
 _SAMPLE: Final = 1 << 12
-#: Class of generators, which :class:`OnHost` replaces.
 _GENERATOR: Final = torch.Generator
 
 
@@ -518,15 +517,21 @@ def rounded_otherwise(tensor: torch.Tensor, rounding: float, *, keep: bool = Tru
     return change.add_(exact).to(tensor.dtype)
 
 
-def _on_host(device: object = None) -> torch.Generator:  # noqa: ARG001 -- the argument of torch's class
-    return _GENERATOR()
+class _OnHost(type):
+    """Class of the replacement of torch's generators, which have no subclasses."""
+
+    def __call__(cls, device: object = None) -> torch.Generator:  # noqa: ARG002 -- the argument of torch's class
+        return _GENERATOR()
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _GENERATOR)
 
 
 class OnHost(TorchFunctionMode):
     """Replaces CUDA devices by the CPU in calls of torch, and in new generators, which no mode can see."""
 
     def __enter__(self) -> Self:
-        setattr(torch, "Generator", _on_host)  # noqa: B010 -- torch declares it as a class
+        setattr(torch, "Generator", _OnHost("Generator", (), {}))  # noqa: B010 -- torch declares it as a class
         super().__enter__()
         return self
 

@@ -245,6 +245,7 @@ class Ask:
         afresh: free earlier answers to the set first.
         evaluates: use the model in ``eval()`` mode, and copies of the inputs.
         leaves: free the set's inputs after the call.
+        threads: number of threads, in marked memory: 0 for more than usual. None changes neither.
     """
 
     slot: int
@@ -256,6 +257,7 @@ class Ask:
     is_relative: bool = False
     evaluates: bool = False
     leaves: bool = False
+    threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -479,7 +479,7 @@ def _readable(seconds: float, *sockets: socket.socket) -> list[socket.socket]:
 
 def _message(reply: Reply) -> str:
     """Return a verdict's message about an exception: its type and text, or a compiler's or the judge's words."""
-    if reply.tag is Tag.ENTRY_POINT or (reply.tag is Tag.COMPILE and reply.message):
+    if reply.exception.startswith("workers.") or (reply.tag is Tag.COMPILE and reply.message):
         return reply.message
     text = reply.message
     if reply.tag is Tag.HOST_MEMORY:

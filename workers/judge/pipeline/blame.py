@@ -18,6 +18,8 @@ from workers.judge.forkserver.control import End, Report
 from workers.judge.forkserver.process import SealedProcess
 
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
+#: Categories of outputs whose values are wrong, which another run on the same input can overturn.
+ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE})
 #: Categories of outputs whose form differs from the reference's first answer.
 ABOUT_FORM: Final = frozenset({Category.WRONG_OUTPUT_STRUCTURE, Category.WRONG_SHAPE, Category.WRONG_DTYPE})
 UNSTEADY_FORM: Final = "the reference must return the same structure, shapes and dtypes for all inputs"
@@ -82,9 +84,8 @@ def _blamed(ended: EvaluationEnded, what: str, deadline_s: float) -> EvaluationE
         if outcome.phase is not Phase.REFERENCE:
             message = f"{what}: {outcome.message}"
         return EvaluationEnded(Category.REFERENCE_TIMEOUT, message, phase, **facts)
-    if outcome.category is Category.WORKER_LOST:
-        return EvaluationEnded(Category.WORKER_LOST, f"{what}: {outcome.message}", phase, **facts)
-    return EvaluationEnded(Category.REFERENCE_ERROR, f"{what}: {outcome.message}", phase, **facts)
+    category = Category.WORKER_LOST if outcome.category is Category.WORKER_LOST else Category.REFERENCE_ERROR
+    return EvaluationEnded(category, f"{what}: {outcome.message}", phase, **facts)
 
 
 def _out_of_gpu_memory(what: str, process: SealedProcess, allowed_bytes: int, facts: dict[str, Any]) -> EvaluationEnded:

@@ -76,7 +76,7 @@ class CaseCache:
         self._form = proxy.form
         self._settings = proxy.settings
         self._tolerance = static.tolerance(proxy.source)
-        self._selects = choices.may_select(proxy.source)
+        self._selects = choices.selection(proxy.source)
         self.is_bound = _BOUND_TO_ITS_INPUTS.search(proxy.source) is not None
         self.has_varied = False
         self._on_device: bool | None = None

@@ -158,7 +158,7 @@ class Case:
         moved: function that yields such outputs to inputs changed by several rounding errors. Without any, the
             comparison does not look for jumps.
         views: the arguments as views of ``inputs``. Empty if the arguments are the inputs themselves.
-        selects: whether integers among the outputs can be indices that select by value.
+        selects: which of equal values integers can select that are indices (:func:`.choices.selection`).
         form: form of the problem's calls, which all cases of an evaluation share.
         restore: function that returns the whole outputs and case, if this case has only pieces of the outputs.
     """
@@ -178,7 +178,7 @@ class Case:
     again: Callable[[], list[torch.Tensor] | None] | None = None
     moved: Callable[[], Iterable[list[torch.Tensor]]] = tuple
     views: tuple[View, ...] = ()
-    selects: bool = False
+    selects: str = ""
     form: Form = field(default_factory=Form)
     restore: Callable[[list[torch.Tensor]], tuple[list[torch.Tensor], Case]] | None = None
 

@@ -18,8 +18,9 @@ import torch
 from workers.judge.pipeline import rounding
 from workers.judge.pipeline.cases import Case, comparable
 
-#: Operations that return positions of values. Positions with equal values are interchangeable.
+#: Operations that return positions of values, and those that can return any of equal ones. The rest return the first.
 _SELECTS: Final = re.compile(r"\b(?:arg(?:max|min|sort)|topk|m?sort|kthvalue|(?:nan)?median|max|min)\b")
+_ANY: Final = re.compile(r"\b(?:topk|kthvalue|(?:nan)?median|(?:arg|m)?sort\b(?!.*\bstable\s*=\s*True))\b", re.DOTALL)
 #: Number of slices that show what indices select, and the bits of evidence that they must have.
 _SLICES: Final = 256
 _BITS: Final = 16.0
@@ -29,9 +30,9 @@ _TIES: Final = 8
 _CHUNK: Final = 1 << 22
 
 
-def may_select(source: str) -> bool:
-    """Return whether a problem's source names an operation that selects by value."""
-    return _SELECTS.search(source) is not None
+def selection(source: str) -> str:
+    """Return which of equal values the operations select that a problem's source names: ``any``, ``first`` or none."""
+    return ("any" if _ANY.search(source) else "first") if _SELECTS.search(source) else ""
 
 
 def are_right(outputs: Sequence[torch.Tensor], number: int, case: Case, rtol: float) -> bool:
@@ -50,10 +51,9 @@ def are_right(outputs: Sequence[torch.Tensor], number: int, case: Case, rtol: fl
         return all(_is_distinct(out, dim) or not _is_distinct(ref, dim) for dim in range(ref.dim()))
     if not case.selects:
         return False
-    sources = [(tensor, tensor) for tensor in case.arguments]
-    sources += [
-        (theirs, mine) for i, (theirs, mine) in enumerate(zip(case.outputs, outputs, strict=True)) if i != number
-    ]
+    # Values that were computed can be equal by rounding.
+    sources = [] if case.selects == "first" else [(tensor, tensor) for tensor in case.arguments]
+    sources += [both for i, both in enumerate(zip(case.outputs, outputs, strict=True)) if i != number]
     return any(
         _select_alike(*arranged, rtol=rtol)
         for theirs, mine in sources

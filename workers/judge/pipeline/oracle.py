@@ -79,7 +79,7 @@ class Oracle:
         return [self._question(case, nudged=nudged) for nudged in ((False,) if case.kind == GIVEN else (False, True))]
 
     def _question(self, case: Case, *, nudged: bool) -> Question:
-        return Question(case, _ROUNDING[self._precision] if nudged else 0.0, wide=True)
+        return Question.of(case, _ROUNDING[self._precision] if nudged else 0.0, wide=True)
 
     def charge(self, calls: int) -> None:
         """Count the time of float64 calls."""

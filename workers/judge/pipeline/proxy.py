@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 
@@ -66,23 +66,16 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question to the reference on one case: its answer, or its float64 answer, on inputs that can be nudged."""
+    """A question to the reference on one case, which it holds."""
 
     case: Case
-    nudge: float = 0.0
-    wide: bool = False
-    afresh: bool = False
-    is_relative: bool = False
-    evaluates: bool = False
-    leaves: bool = False
+    ask: Ask
 
-    def ask(self) -> Ask:
-        """Return the question as a message."""
-        slot, seed = self.case.slot, self.case.seed
-        assert slot is not None
-        nudge_seed = secrets.randbits(63) if self.nudge else 0
-        how = self.afresh, self.is_relative, self.evaluates, self.leaves
-        return Ask(slot, seed, self.wide, self.nudge, nudge_seed, *how)
+    @classmethod
+    def of(cls, case: Case, nudge: float = 0.0, **how: Any) -> Self:
+        """Return a question. ``how`` are further fields of :class:`Ask`."""
+        assert case.slot is not None
+        return cls(case, Ask(case.slot, case.seed, nudge=nudge, nudge_seed=secrets.randbits(63) if nudge else 0, **how))
 
 
 class ReferenceProxy:
@@ -167,16 +160,17 @@ class ReferenceProxy:
         self.order(Order.TAKEN, what="the problem")
         reported = self.read("the problem", dict)
         sizes = [reported.get(name) for name in ("weights", "peak", "drawn")]
-        if any(type(size) is not int or not 0 <= size < 1 << 60 for size in sizes):
-            raise EvaluationEnded(Category.REFERENCE_ERROR, "the problem reported impossible sizes", Phase.REFERENCE)
         times = [reported.get(name) for name in ("draw_s", "call_s")]
-        if any(type(seconds) is not float or not seconds >= 0 for seconds in times):
-            raise EvaluationEnded(Category.REFERENCE_ERROR, "the problem reported impossible times", Phase.REFERENCE)
         resets, initial = reported.get("resets"), reported.get("initial")
-        has_names = isinstance(resets, list) and all(type(name) is str and _NAME.fullmatch(name) for name in resets)
-        has_values = isinstance(initial, list) and all(isinstance(tensor, torch.Tensor) for tensor in initial)
-        if not (has_names and has_values and len(initial) <= len(resets)):
-            raise EvaluationEnded(Category.REFERENCE_ERROR, "the problem reported impossible buffers", Phase.REFERENCE)
+        if (
+            any(type(size) is not int or not 0 <= size < 1 << 60 for size in sizes)
+            or any(type(seconds) is not float or not seconds >= 0 for seconds in times)
+            or not (isinstance(resets, list) and all(type(name) is str and _NAME.fullmatch(name) for name in resets))
+            or not (isinstance(initial, list) and all(isinstance(tensor, torch.Tensor) for tensor in initial))
+            or len(initial) > len(resets)
+        ):
+            message = "the problem reported impossible sizes, times or buffers"
+            raise EvaluationEnded(Category.REFERENCE_ERROR, message, Phase.REFERENCE)
         return Taken(*sizes, *times, resets=tuple(resets), initial=tuple(initial))
 
     def differentiate(self, case: Case, what: str, *, backward: bool) -> Gradients:
@@ -236,7 +230,7 @@ class ReferenceProxy:
         """Send questions together and return the reply or the failure of each. Raise if the process ends."""
         if not questions:
             return []
-        asks = tuple(question.ask() for question in questions)
+        asks = tuple(question.ask for question in questions)
         with self._within_deadline(), self.blaming("Model.forward"):
             replies = self.process.order_each(Order.ANSWER, len(asks), payload=asks)
         return [self._blamed(reply, ask) for reply, ask in zip(replies, asks, strict=True)]

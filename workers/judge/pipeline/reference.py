@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -53,6 +53,8 @@ _MOVED: Final = (16.0, 2.0)
 #: The second value is for the larger changes of ``_NUDGE``.
 _CLOSE_TOGETHER: Final = (1 / 16, 1 / 8)
 _UNSTEADY_INPUTS: Final = "get_inputs() must return the same values when it is called under the same seeds"
+#: Number of repeated answers of a quick reference before a kernel is called wrong.
+_REPEATS: Final = 8
 #: Maximum number of variants from a CPU time in seconds on, of a draw and a forward together.
 _FEWER: Final = ((1.0, 3), (0.25, 6))
 #: Maximum share of the reference's deadline for variants, and the number of draws and forwards that each can take.
@@ -181,6 +183,8 @@ class Reference:
         self.cache.plan(first)
         if self._is_quick:
             self.oracle.sharpen([first])
+            if self.cache.is_roomy:
+                self._repeat(first, 1)
         self._choose_kinds()
         return taken.peak
 
@@ -296,8 +300,8 @@ class Reference:
         wide = 0
         for case in cases:
             beside = self._beside(case, wide) if exactly else []
-            wide += sum(question.wide for question in beside)
-            questions += [Question(case, leaves=self.cache.leaves), *beside]
+            wide += sum(question.ask.wide for question in beside)
+            questions += [Question.of(case, leaves=self.cache.leaves), *beside]
         begun = time.perf_counter()
         replies = self.proxy.ask(questions)
         if len(questions) == 1:
@@ -305,8 +309,8 @@ class Reference:
         self.oracle.charge(wide)
         results: list[_Answer] = []
         for question, reply in zip(questions, replies, strict=True):
-            case = question.case
-            if not (question.wide or question.nudge):
+            case, ask = question.case, question.ask
+            if not (ask.wide or ask.nudge):
                 try:
                     if isinstance(reply, EvaluationEnded):
                         raise reply
@@ -315,9 +319,9 @@ class Reference:
                     if case.kind == GIVEN:
                         raise
             elif results and results[-1].case is case:
-                if not question.wide:
+                if not ask.wide:
                     results[-1].moved = self._of_same_form(reply)
-                elif question.nudge:
+                elif ask.nudge:
                     results[-1].nudged = self.oracle.check(reply)
                 else:
                     results[-1].exact = self.oracle.check(reply)
@@ -329,7 +333,7 @@ class Reference:
         can_nudge = self._is_fp32 and self.cache.is_roomy and case.kind not in (GIVEN, *KINDS)
         needs_exact = case.kind in KINDS or (case.kind != GIVEN and not self._is_fp32)
         exact = self.oracle.questions(case, wide) if self._is_quick or needs_exact else []
-        return exact or ([Question(case, _NUDGE)] if can_nudge else [])
+        return exact or ([Question.of(case, _NUDGE)] if can_nudge else [])
 
     def _of_same_form(self, reply: Reply | EvaluationEnded) -> Reply | None:
         """Return a reply if its form is the first outputs' form."""
@@ -470,23 +474,34 @@ class Reference:
         if self.proxy.left_s < 2 * self.forward_s:
             return
         self.answer(case)
-        again = self._outputs(self._call(case))
-        try:
-            compare.check_values(again, case, self.settings)
-        except EvaluationEnded as ended:
-            raise invalid_problem(f"the reference's answers to one input differ: {ended.outcome.message}") from None
-        del again
+        self._repeat(case, _REPEATS if self._is_quick and self.cache.is_roomy else 1)
         before = [checksum(tensor) for tensor in case.inputs]
         self.cache.drop([case])
         # A kernel that runs on the device at the same time must not use up the time for float64.
         self.oracle.left_s = math.inf
-        try:
-            self.answer(case)
-        finally:
-            self.oracle.reset_time()
+        self.answer(case)
+        self.oracle.reset_time()
         # A variant that cannot be drawn again is no one's fault.
         if case.inputs and [checksum(tensor) for tensor in case.inputs] != before:
             raise invalid_problem(_UNSTEADY_INPUTS)
+
+    def _repeat(self, case: Case, times: int) -> None:
+        """Answer a case again, every other time with more threads. Raise ``invalid_problem`` if an answer differs."""
+        for number in range(times):
+            again = self._outputs(self._call(case, threads=None if number % 2 else 0))
+            if compare.need_no_excuse([(again, case)], self.settings)[0]:
+                continue
+            try:
+                compare.check_values(again, case, self.settings)
+                if self.device == "cpu":
+                    # One thread has no races: it repeats its answer, and its noise consists of rounding errors alone.
+                    alone, twice = (self._outputs(self._call(case, threads=1)) for _ in range(2))
+                    nudged = functools.partial(self._again, case, threads=1)
+                    for outputs, noise in ((twice, None), (case.outputs, nudged), (again, nudged)):
+                        own = replace(case, outputs=alone, exact=None, again=noise)
+                        compare.check_values(outputs, own, self.settings)
+            except EvaluationEnded as ended:
+                raise invalid_problem(f"the reference's answers to one input differ: {ended.outcome.message}") from None
 
     def outputs(self, case: Case, *, wide: bool = False, evaluates: bool = False) -> list[torch.Tensor] | None:
         """Answer a held case once more, in float64 or in ``eval()`` mode, and release its earlier outputs.
@@ -508,13 +523,13 @@ class Reference:
                 return
             yield answer
 
-    def _again(self, case: Case, times: float = 1.0) -> list[torch.Tensor] | None:
+    def _again(self, case: Case, times: float = 1.0, threads: int | None = None) -> list[torch.Tensor] | None:
         """Return the outputs to a held case's inputs changed by about a rounding error, or None if that fails."""
         if not case.outputs or self.is_hurried:
             return None
         nudge = times * (2.0**-10 if self.settings.tf32 else torch.finfo(DTYPES[self.settings.precision]).eps)
         try:
-            reply = self._call(case, nudge=nudge)
+            reply = self._call(case, nudge, threads=threads)
             is_alike = (reply.structure, reply.tensors) == (self.form.structure, self.form.output_specs)
             return self._outputs(reply) if is_alike else None
         except EvaluationEnded:
@@ -522,13 +537,11 @@ class Reference:
                 raise
             return None
 
-    def _call(
-        self, case: Case, *, afresh: bool = False, wide: bool = False, nudge: float = 0.0, evaluates: bool = False
-    ) -> Reply:
+    def _call(self, case: Case, nudge: float = 0.0, **how: Any) -> Reply:
         if case.slot is None and not self.cache.draw([case]):
             raise invalid_problem(_UNSTEADY_INPUTS)
         begun = time.perf_counter()
-        [reply] = self.proxy.ask([Question(case, nudge, wide, afresh, is_relative=nudge > 0, evaluates=evaluates)])
+        [reply] = self.proxy.ask([Question.of(case, nudge, is_relative=nudge > 0, **how)])
         if isinstance(reply, EvaluationEnded):
             raise reply
         self.forward_s = min(self.forward_s, time.perf_counter() - begun)

@@ -26,7 +26,7 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServer
 from workers.judge.host.status_page import StatusPage
 from workers.judge.pipeline import passes, static
-from workers.judge.pipeline.blame import OutOfAllowance
+from workers.judge.pipeline.blame import ABOUT_VALUES, OutOfAllowance
 from workers.judge.pipeline.context import Context, Grant
 from workers.judge.pipeline.cpu import CpuTime
 from workers.judge.pipeline.pytest_run import run_tests
@@ -41,9 +41,6 @@ from workers.judge.slot_config import SlotConfig
 
 #: Categories of checks that took too long: the kernel's, or the reference's, which draws and answers between them.
 _OVERDUE: Final = frozenset({Category.TIMEOUT, Category.REFERENCE_TIMEOUT})
-
-#: Categories of wrong values, which rounding can cause.
-_ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE, Category.NONDETERMINISTIC})
 
 
 def evaluate(
@@ -125,26 +122,21 @@ def _run(context: Context) -> tuple[Outcome, bool]:
 
 
 def _doubted(context: Context, ended: EvaluationEnded) -> Outcome:
-    """Return the outcome, or ``needs_gpu`` if Triton's interpreter can have caused a kernel's failure.
+    """Return the outcome, or ``needs_gpu`` if the lack of a GPU can have caused a kernel's failure.
 
     Both causes are claims of the kernel. On a CPU it can so escape the blame for its failure, but it cannot pass.
     """
     outcome, candidate = ended.outcome, context.processes.candidate
-    if (
-        not context.slot.interprets(context.request.backend)
-        or outcome.blame is not Blame.CANDIDATE
-        or candidate is None
-    ):
+    if context.slot.on_gpu or outcome.blame is not Blame.CANDIDATE or candidate is None:
         return outcome
-    why = ""
-    if ended.reply is not None:
-        lacks = ended.reply.tag is Tag.NEEDS_GPU
-    elif lacks := outcome.category in _ABOUT_VALUES and candidate.process.flags[flags.NARROW] != 0:
+    if ended.reply is not None and ended.reply.tag is Tag.NEEDS_GPU:
+        why = ""
+    elif outcome.category in ABOUT_VALUES | {Category.NONDETERMINISTIC} and candidate.process.flags[flags.NARROW] != 0:
         why = ". It computes in bfloat16 or float8, where a GPU can round otherwise than Triton's interpreter"
-    if not lacks:
+    else:
         return outcome
     facts = outcome.facts.model_copy(update={"instead_of": outcome.category})
-    message = f"{outcome.message}{why}: judge it on a GPU" if why else outcome.message
+    message = f"{outcome.message}{why}: judge it on a GPU"
     return outcome.model_copy(update={"category": Category.NEEDS_GPU, "message": message, "facts": facts})
 
 

@@ -29,6 +29,7 @@ from kqueue.errors import InvalidRequest
 from kqueue.integrations import extraction
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import rules
+from workers.judge.pipeline.blame import invalid_problem
 from workers.judge.pipeline.findings import RULES
 from workers.judge.pipeline.rules import ENTRY
 
@@ -142,17 +143,18 @@ def check_problem(source: str) -> None:
         EvaluationEnded: ``invalid_problem``.
     """
     try:
-        ast.parse(source.encode())  # Bytes, because a declared encoding counts at import.
+        tree = ast.parse(source.encode())  # Bytes, because a declared encoding counts at import.
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise EvaluationEnded(
-            Category.INVALID_PROBLEM, f"the problem's source is not valid Python: {error}", Phase.REFERENCE
-        ) from None
+        raise invalid_problem(f"the problem's source is not valid Python: {error}") from None
+    for name in ("Model", "get_inputs"):
+        if not re.search(rf"\b{name}\b", source) and not any(map(_imports_anything, ast.walk(tree))):
+            raise invalid_problem(f"the problem's source never names {name}, which it must define")
     try:
         passes.asked_by(source)
         for shape in shapes.read(source):
             shapes.problem_of(source, shape)
     except InvalidRequest as error:
-        raise EvaluationEnded(Category.INVALID_PROBLEM, str(error), Phase.REFERENCE) from None
+        raise invalid_problem(str(error)) from None
 
 
 def shapes_of(request: Request) -> tuple[shapes.Shape, ...]:
@@ -190,9 +192,7 @@ def tolerance(source: str) -> Tolerance | None:
         pass
     form = f'{_TOLERANCE} = {{"atol": 1e-3, "rtol": 1e-2}}'
     most = f"at most {_MOST_ATOL:g} and {_MOST_RTOL:g}"
-    raise EvaluationEnded(
-        Category.INVALID_PROBLEM, f"a problem gives its tolerance once, as {form}, {most}", Phase.REFERENCE
-    )
+    raise invalid_problem(f"a problem gives its tolerance once, as {form}, {most}")
 
 
 def queues(*sources: str) -> int:

@@ -17,7 +17,7 @@ from workers.judge.channel.activities import NotRecorded
 from workers.judge.channel.orders import Call, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import compare, parameters, speed_of_light, timing
-from workers.judge.pipeline.blame import ABOUT_FORM
+from workers.judge.pipeline.blame import ABOUT_FORM, ABOUT_VALUES
 from workers.judge.pipeline.cases import GIVEN, Case
 from workers.judge.pipeline.clocks import CpuClock, GpuClock, TimedCall
 from workers.judge.pipeline.context import Context, Grant
@@ -34,8 +34,6 @@ _MOST_PROOFS: Final = 8
 _FEWEST_PROOFS: Final = 2
 #: Maximum number of checked calls on small inputs that are made together.
 _TOGETHER: Final = 16
-#: Categories that another run on the same input can overturn.
-_ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +161,7 @@ class _Checks:
                         self._evidence.errors.append(errors)
                         checked += 1
             except EvaluationEnded as ended:
-                if ended.outcome.category in _ABOUT_VALUES:
+                if ended.outcome.category in ABOUT_VALUES:
                     self._evidence.note(ended)
                     self._compare_rest(every)
                     self._explain()
@@ -275,7 +273,7 @@ class _Checks:
             self._evidence.errors.append(self._call(case, outputs))
         except EvaluationEnded as ended:
             self._evidence.note(ended)
-            if ended.outcome.category not in _ABOUT_VALUES:
+            if ended.outcome.category not in ABOUT_VALUES:
                 faults = dict.fromkeys(merge_errors(self._evidence.errors)["profiles"], ended.outcome.message)
                 failed = {"strict_correct": False, "kernelbench_correct": False, "profiles": faults}
                 self._evidence.errors.append(failed)
@@ -305,7 +303,7 @@ class _Checks:
             with self._confirming(case):
                 return self._call(case, outputs)
         except EvaluationEnded as ended:
-            if ended.outcome.category not in _ABOUT_VALUES:
+            if ended.outcome.category not in ABOUT_VALUES:
                 raise
             first = ended
         if not self._has_answered(case):
@@ -322,13 +320,9 @@ class _Checks:
         try:
             yield
         except EvaluationEnded as ended:
-            if ended.outcome.category in _ABOUT_VALUES:
+            if (category := ended.outcome.category) in ABOUT_VALUES | ABOUT_FORM:
                 with self._steps.backstop(Phase.REFERENCE):
-                    self._reference.confirm(case)
-                self._steps.enter(Phase.CHECK)
-            elif ended.outcome.category in ABOUT_FORM:
-                with self._steps.backstop(Phase.REFERENCE):
-                    self._reference.confirm_form(case)
+                    (self._reference.confirm_form if category in ABOUT_FORM else self._reference.confirm)(case)
                 self._steps.enter(Phase.CHECK)
             raise
 
@@ -365,7 +359,7 @@ class _LikeTimed:
 def _unless_repeated(ended: EvaluationEnded, how: str) -> EvaluationEnded:
     """Return ``nondeterministic`` for a wrong answer on an input that was also answered right, or else ``ended``."""
     outcome = ended.outcome
-    if outcome.category not in _ABOUT_VALUES:
+    if outcome.category not in ABOUT_VALUES:
         return ended
     return EvaluationEnded(
         Category.NONDETERMINISTIC, f"{how}: {outcome.message}", Phase.CHECK, **outcome.facts.model_dump()
