@@ -10,7 +10,7 @@ from kqueue import examinations
 from kqueue.categories import Blame
 from kqueue.contract import Result, Verdict
 from kqueue.evidence import Evidence, Facts, PassResult, ShapeResult, json_number
-from kqueue.figures import finding, milliseconds, provenance, ratio, speedup
+from kqueue.figures import milliseconds, provenance, ratio, speedup
 from kqueue.shapes import public
 
 #: A traceback's frame in the kernel's own file.
@@ -70,8 +70,8 @@ def describe(verdict: Result, kernel: str, *, note: str = "", limit: int = 6000)
         when = "" if verdict.judged_at is None else f", of {verdict.judged_at:%Y-%m-%d %H:%M} UTC"
         lines.append(f"This is the verdict of the equal evaluation {verdict.reused_from}{when}. Nothing was run again.")
     if verdict.blame is not Blame.FLEET:
-        # Findings that ended the evaluation are among its facts.
-        lines += map(finding, verdict.evidence.findings or verdict.facts.findings or ())
+        for finding in verdict.evidence.findings or ():
+            lines.append(f"Note: {finding.meaning}" + ("" if finding.line is None else f" (line {finding.line})"))
     text = "\n".join(lines)
     return text if len(text) <= limit else f"{text[: limit - 14]}\n... (cut off)"
 

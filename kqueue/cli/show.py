@@ -19,7 +19,7 @@ from kqueue.cli import options
 from kqueue.cli.connection import detail_of
 from kqueue.cli.render import Columns, category_text, console, emit, print_table, say, table, text
 from kqueue.errors import ConfigError, InvalidRequest, ServiceError, UnknownEvaluation
-from kqueue.figures import milliseconds, moment, provenance, speedup, yes_no
+from kqueue.figures import finding, milliseconds, moment, provenance, speedup, yes_no
 from kqueue.states import EvaluationState
 from kqueue.text import clean, one_line
 
@@ -184,6 +184,9 @@ def print_result(result: Outcome | Verdict, kernel: str, fields: Mapping[str, ob
 
         if refused(result) is None:
             console().print(f"`kqueue autopsy {result.evaluation_id}` shrinks this failure to its smallest input")
+    # Findings that ended the evaluation are among its facts.
+    if findings := result.evidence.findings or result.facts.findings:
+        _print_block("findings", "\n".join(map(finding, findings)))
     lines = result.log.splitlines()
     if lines and all_of_log:
         _print_block("log", result.log)

@@ -183,7 +183,7 @@ class Reference:
         self.cache.plan(first)
         if self._is_quick:
             self.oracle.sharpen([first])
-            if self.cache.is_roomy:
+            if self.cache.is_roomy and self.device == "cpu":  # on a GPU, other slots would wait meanwhile
                 self._repeat(first, 1)
         self._choose_kinds()
         return taken.peak
