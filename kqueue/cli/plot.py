@@ -42,7 +42,7 @@ def plot(
         str,
         typer.Argument(
             metavar="PROBLEM|BATCH|RUN|EVALUATION",
-            help="A problem's hash, a batch's name, a run's name or id, or an evaluation's id. First digits suffice.",
+            help="A problem's hash or label, a batch's or run's name, or an evaluation's id. First digits suffice.",
         ),
     ],
     out: Annotated[

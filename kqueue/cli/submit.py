@@ -50,6 +50,13 @@ _EXPLAIN_S: Final = 5.0
 _CHUNK: Final = 200
 
 
+#: Fields of a verdict that a line of `kqueue results --json` has too.
+_OF_RESULTS: Final = (
+    *("evaluation_id", "backend", "lane", "attempts", "category", "blame", "compiled", "correctness"),
+    *("message", "runtime_ms", "baseline_ms", "speedup", "speedup_low", "speedup_high", "reused_from"),
+)
+
+
 @dataclass(slots=True)
 class Item:
     """One line of output: a kernel or input line, and its result.
@@ -81,7 +88,10 @@ class Item:
         return (self.verdict or {}).get(name)
 
     def to_json(self) -> dict[str, Any]:
+        low, high = self.of_verdict("speedup_interval") or (None, None)
+        flat = {**(self.verdict or {}), "speedup_low": low, "speedup_high": high}
         return {
+            **({name: flat.get(name) for name in _OF_RESULTS} if self.verdict else {}),
             "input": self.entry.where,
             "id": None if self.ticket is None else str(self.ticket.evaluation_id),
             "created": None if self.ticket is None else self.ticket.created,

@@ -40,30 +40,10 @@ READER: Final = "kqueue_reader"
 _ALL: Final = ("",)
 #: Relations that every role can read. Only the gateway can read the digests of tokens and sessions.
 _READABLE: Final = (
-    "alembic_version",
-    "attempts",
-    "baselines",
-    "batches",
-    "environments",
-    "evaluations",
-    "gpus",
-    "kernels",
-    "probe_lanes",
-    "probe_pauses",
-    "probes",
-    "problems",
-    "search_proposals",
-    "search_runs",
-    "search_steps",
-    "shared_problems",
-    "shares",
-    "summaries",
-    "verdicts",
-    "workers",
-    "best_verdicts",
-    "evaluation_overview",
-    "fleet_utilisation",
-    "outcomes",
+    *("alembic_version", "attempts", "baselines", "batches", "environments", "evaluations", "gpus", "kernels"),
+    *("probe_lanes", "probe_pauses", "probes", "problems", "search_proposals", "search_runs", "search_steps"),
+    *("shared_problems", "shares", "summaries", "verdicts", "workers"),
+    *("best_verdicts", "evaluation_overview", "fleet_utilisation", "outcomes"),
 )
 
 #: Functions that every role can call: policies and defaults of columns use them, and no role gains rights by them.

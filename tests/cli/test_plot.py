@@ -54,6 +54,7 @@ def test_every_kind_that_fits_is_drawn(cli: Cli, engine: Engine, known: list[UUI
     assert "4.00x  test device" in board
     assert "passed (2)" in categories
     assert "wrong_values (1), the kernel failed" in categories
+    assert cli("plot", "<relu>").stdout.split() == files
     again = cli("plot", f"sha256:{problem_hash}", "--kind", "best")
     assert again.stderr == f"kqueue: {files[0]} existed and was replaced\n"
 

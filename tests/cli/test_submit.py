@@ -187,6 +187,9 @@ def test_waiting_tells_whether_all_passed(
     assert [line["kernel_label"] for line in shown] == ["wrong", "mine"]
     assert [line["verdict"]["category"] for line in shown] == ["wrong_values", "passed"]
     assert shown[1]["verdict"]["speedup"] == 2.0
+    [same] = [one for one in cli.told("results") if one["evaluation_id"] == shown[1]["id"]]
+    assert {name: value for name, value in shown[1].items() if name in same}.items() <= same.items()
+    assert shown[1]["speedup"] == 2.0
     assert "\x1b" not in both.stdout
 
 

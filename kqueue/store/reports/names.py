@@ -12,6 +12,7 @@ from sqlalchemy import Engine, Text, cast, select
 
 from kqueue.errors import InvalidRequest
 from kqueue.store.engine import transaction
+from kqueue.store.evaluations import REAL
 from kqueue.store.models import Evaluation, Problem, SearchRun
 from kqueue.store.reports.detail import ids_beginning
 
@@ -41,8 +42,9 @@ class Named:
 def named(engine: Engine, word: str, *, among: Sequence[Kind] = tuple(Kind)) -> Named:
     """Return the problem, batch, run of a search or evaluation that a word names.
 
-    Problems are named by their hash, with or without ``sha256:``, runs by their name or id, and evaluations by their
-    id. The first digits of hashes and ids suffice. A run takes precedence over its batch, which has its name.
+    Problems are named by their hash, with or without ``sha256:``, or else by their label, runs by their name or id,
+    and evaluations by their id. The first digits of hashes and ids suffice. A run takes precedence over its batch,
+    which has its name.
 
     Args:
         among: the accepted kinds.
@@ -105,4 +107,7 @@ def _matches(engine: Engine, word: str) -> list[Named]:
             bare = digits.replace("-", "")
             if re.fullmatch(rf"[0-9a-f]{{{_SHORTEST['evaluation']},{_ID_DIGITS}}}", bare):
                 add(Kind.EVALUATION, ids_beginning(connection, bare))
+        if not named:
+            labelled = select(Evaluation.problem_hash).where(Evaluation.problem_label == word, REAL)
+            add(Kind.PROBLEM, connection.scalars(labelled.distinct().limit(2)).all())
     return named
