@@ -185,7 +185,7 @@ class Tournament:
         rounds: dict[int, dict[Config, Trial]] = {}
         for one in finals:
             category = Category.PASSED if one.right or one.score is None else Category.WRONG_VALUES
-            rounds.setdefault(one.entry.repeat, {})[one.entry.config] = Trial(category, one.score, None, None)
+            rounds.setdefault(one.entry.repeat, {})[one.entry.config] = Trial(category, one.score, ("any", True), None)
         return state([(of[a], of[b]) for _, of in sorted(rounds.items()) if a in of and b in of], within=_EQUAL)
 
     def _rungs(self) -> list[int]:
