@@ -223,6 +223,22 @@ FAULTS = (
         "text, cause = str(shown),",
         ("tests/judge/test_messages.py",),
     ),
+    Fault(
+        "termination_ignored",
+        "A kernel can end its own processes with SIGTERM.",
+        "workers/judge/forkserver/spawn.py",
+        "signal.SIGINT, signal.SIGTERM):",
+        "signal.SIGINT):",
+        ("tests/judge/test_judge.py",),
+    ),
+    Fault(
+        "reference_not_repeated",
+        "A reference that disagrees with itself is the problem's failure.",
+        "workers/judge/pipeline/reference.py",
+        "self._repeat(first, 1)",
+        "pass",
+        ("tests/judge/pipeline/test_reference.py",),
+    ),
     # The comparison -------------------------------------------------------------------------------------
     Fault(
         "infinity_forgotten",
