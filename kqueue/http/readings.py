@@ -33,10 +33,6 @@ _LIMITED: Final[dict[Any, Any]] = {
 }  # fmt: skip
 
 
-class _Arguments(shapes.Body, use_attribute_docstrings=False):
-    """A base of fields without docstrings, for which pydantic would search all modules: half of a server's start."""
-
-
 def _add_route(report: Callable[..., Any], name: str) -> None:
     """Add the route of a report. Its body has the report's arguments, except ``within_s``, which the server knows."""
     kinds = get_type_hints(report)
@@ -50,8 +46,9 @@ def _add_route(report: Callable[..., Any], name: str) -> None:
     }
     if report in PAGES:
         fields["limit"] = (Annotated[int, Field(ge=1, le=PAGES[report][1])], ...)
-    make: Any = create_model
-    body, answer = make(f"Arguments_{name}", __base__=_Arguments, **fields), dict[Literal["result"], result_of(report)]
+    # Pydantic would search all modules for the fields' docstrings, which takes a second.
+    more: Any = {"__base__": shapes.Body, "__cls_kwargs__": {"use_attribute_docstrings": False}}
+    body, answer = create_model(f"Arguments_{name}", **more, **fields), dict[Literal["result"], result_of(report)]
     adapter = TypeAdapter(answer, config=ConfigDict(ser_json_inf_nan="strings"))
 
     def read(engine: Engine, values: dict[str, Any]) -> bytes:
