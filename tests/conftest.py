@@ -50,9 +50,15 @@ structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collectstart() -> None:
+    """Collect no garbage while test modules are imported, because almost all new objects stay."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Write no more bytecode, and exempt imported objects from garbage collection, so that forks share them."""
     sys.dont_write_bytecode = True
+    gc.enable()
     gc.collect()
     gc.freeze()
 
