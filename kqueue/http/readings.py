@@ -60,8 +60,7 @@ def _add_route(report: Callable[..., Any], name: str) -> None:
         content = await gateway.read(read, known | {key: getattr(arguments, key) for key in fields})
         return Response(content, media_type="application/json")
 
-    writes = report in (sharing.share, sharing.unshare)
-    route.__annotations__ |= {"arguments": body, "_": Sharer if writes else Reader}
+    route.__annotations__ |= {"arguments": body, "_": Sharer if report in (sharing.share, sharing.unshare) else Reader}
     about, documented = (report.__doc__ or "").partition("\n\n")[0], failures.documented(404)
     router.post(f"/{name}", name=name, description=about, response_model=answer, responses=documented)(route)
 

@@ -29,23 +29,21 @@ ACTS = {"cancel": 4, "kill a process": 4, "kill a worker": 0.3, "claim and fall 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("seed", "true", "number_of_acts"),
+    ("seed", "true", "many"),
     [
         pytest.param(1, False, 80, id="scripted judges"),
         pytest.param(2, False, 200, id="scripted judges again", marks=pytest.mark.nightly),
         pytest.param(3, True, 200, id="real judges", marks=pytest.mark.nightly),
     ],
 )
-def test_acts_in_random_order(
-    services: Any, start_fleet: Any, whole: Any, seed: int, true: bool, number_of_acts: int
-) -> None:
+def test_acts_in_random_order(services: Any, start_fleet: Any, whole: Any, seed: int, true: bool, many: int) -> None:
     """Each evaluation has one verdict: `cancelled` if it was cancelled, otherwise the category of its last attempt."""
     choose, gone, acts = random.Random(seed), uuid4(), Counter[str]()
     fleet = start_fleet(slots=3, true=true)
     registry.register(services.engine, id=gone, name="cpu@gone", host="gone", pid=1, lanes=["cpu"], device="cpu")
     ids: list[UUID] = []
     cancelled: set[UUID] = set()
-    plan = [*ACTS, *choose.choices(list(ACTS), list(ACTS.values()), k=number_of_acts - len(ACTS))]
+    plan = [*ACTS, *choose.choices(list(ACTS), list(ACTS.values()), k=many - len(ACTS))]
     choose.shuffle(plan)
     with Client(services.config()) as client:
         for number, act in enumerate(plan):
@@ -64,7 +62,7 @@ def test_acts_in_random_order(
                 case "send again":
                     done = services.send(target) is None
                 case "claim and fall silent":
-                    # The newest is the one that no worker has yet.
+                    # A worker has older ones already.
                     done = evaluations.claim(services.engine, ids[-1], worker_id=gone, lease_s=0.5) is not None
                 case _:
                     workers = [worker.pid for worker in fleet.live()]
@@ -77,7 +75,6 @@ def test_acts_in_random_order(
             acts[act] += done
             time.sleep(choose.uniform(0, 0.5 if true else 0.1))
     assert all(acts[act] for act in ACTS), acts
-    print("ACTSS", acts)
     if not true:
         whole(*ids, category=None)
     for identity in ids:
