@@ -144,7 +144,7 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypat
     "lives", [[signal.SIGINT], pytest.param([signal.SIGKILL, signal.SIGTERM], marks=pytest.mark.nightly)], ids=len
 )
 def test_lives_of_up(open_home: Path, lives: list[signal.Signals], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reports its parts, restarts dead ones, gives only servers secrets, outlives its terminal, and ends completely."""
+    """It reports and restarts its parts, gives only servers secrets, outlives its terminal, and ends completely."""
     home = open_home / "home"
     with_schema(home / "postgres")
     for name in ("KQUEUE_OIDC_CLIENT_SECRET", "KQUEUE_CALLBACK_SECRET"):
