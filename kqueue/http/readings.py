@@ -46,8 +46,9 @@ def _add_route(report: Callable[..., Any], name: str) -> None:
     }
     if report in PAGES:
         fields["limit"] = (Annotated[int, Field(ge=1, le=PAGES[report][1])], ...)
-    make: Any = create_model
-    body, answer = make(f"Arguments_{name}", __base__=shapes.Body, **fields), dict[Literal["result"], result_of(report)]
+    # Pydantic would search all modules for the fields' docstrings, which takes a second.
+    more: Any = {"__base__": shapes.Body, "__cls_kwargs__": {"use_attribute_docstrings": False}}
+    body, answer = create_model(f"Arguments_{name}", **more, **fields), dict[Literal["result"], result_of(report)]
     adapter = TypeAdapter(answer, config=ConfigDict(ser_json_inf_nan="strings"))
 
     def read(engine: Engine, values: dict[str, Any]) -> bytes:
@@ -59,8 +60,7 @@ def _add_route(report: Callable[..., Any], name: str) -> None:
         content = await gateway.read(read, known | {key: getattr(arguments, key) for key in fields})
         return Response(content, media_type="application/json")
 
-    writes = report in (sharing.share, sharing.unshare)
-    route.__annotations__ |= {"arguments": body, "_": Sharer if writes else Reader}
+    route.__annotations__ |= {"arguments": body, "_": Sharer if report in (sharing.share, sharing.unshare) else Reader}
     about, documented = (report.__doc__ or "").partition("\n\n")[0], failures.documented(404)
     router.post(f"/{name}", name=name, description=about, response_model=answer, responses=documented)(route)
 

@@ -291,8 +291,9 @@ class TestFaults:
         assert all(ticket.created for ticket in tickets)
         assert count(engine, "evaluations") == len(tickets) == 5
 
-    def test_no_room_is_waited_for(self, serve, config: Config, worker_id, token, judge, engine, fields) -> None:
+    def test_no_room_is_waited_for(self, serve, config, worker_id, token, judge, engine, fields, monkeypatch) -> None:
         """A 429 is retried until the server has room or the patience ends."""
+        monkeypatch.setattr("kqueue.http.failures.RETRY_AFTER_S", 1)
         served = serve(config.model_copy(update={"http_max_queued": 1}))
         secret = token("problems")
         with RemoteClient(served.url, token=secret) as client:

@@ -183,7 +183,7 @@ def test_a_batch_and_an_envelope(http: httpx.Client, judging: None, engine: Engi
     assert "reference_code" in problem_of(http.post("/workflow/submit", json=missing), 422, "invalid_request")["detail"]
 
 
-def test_a_restart(config: Config, worker_id: UUID, engine: Engine, judge: Callable[..., None], tmp_path: Path) -> None:
+def test_a_restart(serve, config: Config, worker_id: UUID, engine: Engine, judge: Any, tmp_path: Path) -> None:
     """A server that stops answers with the status, and the next one finds the task."""
     bodies = {"/evaluate": task_body(0), "/evaluate/batch": {"batch_id": "b", "tasks": [task_body(1)]}}
     with SeparatelyServed(config, tmp_path / "log") as served, ThreadPoolExecutor(2) as pool:
@@ -194,7 +194,7 @@ def test_a_restart(config: Config, worker_id: UUID, engine: Engine, judge: Calla
         assert served.stop() == 0
         one, batch = [answer.result(60).raise_for_status().json() for answer in waiting]
         assert (one["status"], batch["batch_status"]) == ("pending", "processing")
-        served.start()
+        serve(config, port=served.port)
         for body in (task_body(0), task_body(1)):
             assert http.get(f"/status/{body['task_id']}").json()["status"] == "pending"
         for row in rows(engine):

@@ -141,23 +141,25 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypat
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    "lives", [[signal.SIGINT], pytest.param([signal.SIGKILL, signal.SIGTERM], marks=pytest.mark.nightly)], ids=len
+    "lives", [[None], pytest.param([signal.SIGKILL, signal.SIGTERM, signal.SIGINT], marks=pytest.mark.nightly)], ids=len
 )
-def test_lives_of_up(open_home: Path, lives: list[signal.Signals]) -> None:
-    """It reports its parts, restarts dead ones, survives suspension and a closed terminal, and ends completely."""
+def test_lives_of_up(open_home: Path, lives: list[signal.Signals | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It restarts its parts, gives only servers secrets, outlives its terminal, and `kqueue down` ends it."""
     home = open_home / "home"
     with_schema(home / "postgres")
+    for name in ("KQUEUE_OIDC_CLIENT_SECRET", "KQUEUE_CALLBACK_SECRET"):
+        monkeypatch.setenv(name, "only for servers")
     secrets: list[str] = []
     keys: set[str] = set()
-    for last in lives:
-        process = command(home, "--flower-port", "0") if last is signal.SIGKILL else command(home, "--no-flower")
+    for number, last in enumerate(lives):
+        process = command(home, "--no-flower") if number else command(home, "--flower-port", "0")
         try:
             said = read_until(process, "Ctrl-C")
             ups = [f"{part} is up, after " for part in ("Postgres", "Valkey", "the worker fleet")]
             slots = "cpu (1 slot)" if not secrets else "cpu ("  # a killed fleet is still counted for a while
             for words in (*ups, slots, str(home), f"unix://{home}/run/http.sock", "http      http://127.0."):
                 assert words in said
-            assert ("kqueue open --flower` logs a browser in" in said) is (last is signal.SIGKILL)
+            assert ("kqueue open --flower` logs a browser in" in said) is (number == 0)
             assert OPEN_WARNING not in said
             known = json.loads((home / FLEET_FILE).read_text())
             secrets.append(known["token"])
@@ -166,12 +168,20 @@ def test_lives_of_up(open_home: Path, lives: list[signal.Signals]) -> None:
             keys.add(key.read_text())
             assert key.stat().st_mode & 0o777 == 0o600
             children = list(below(process.pid))
-            assert len(children) >= 4
+            told = [pid for pid in children if b"only for" in Path(f"/proc/{pid}/environ").read_bytes()]
+            assert [command_line(pid)[3:5] for pid in told] == [["kqueue", "serve"]]
             own_descriptors(process.pid, [pid for pid in children if command_line(pid)[1:2] == ["-P"]])
             if last is not signal.SIGKILL:
                 outlive(process, children)
                 children += list(below(process.pid))
-            process.send_signal(last)
+            if last is not None:
+                process.send_signal(last)
+            else:
+                kqueue = [sys.executable, "-m", "kqueue"]
+                monkeypatch.setenv("KQUEUE_HOME", str(home))
+                second = subprocess.run([*kqueue, "up", "--detach"], capture_output=True, text=True, check=False)
+                assert (second.returncode, f"in use by process {process.pid}" in second.stdout) == (3, True), second
+                assert [subprocess.run([*kqueue, "down"], check=False).returncode for _ in range(2)] == [0, 2]
             assert process.wait(60) == (-last if last is signal.SIGKILL else 0)
         finally:
             process.kill()
@@ -185,29 +195,6 @@ def test_lives_of_up(open_home: Path, lives: list[signal.Signals]) -> None:
     assert not (home / "run" / "http.sock").exists()
     with Postgres(home / "postgres", durable=False) as postgres:
         assert valid_tokens(postgres.url, secrets) == [False] * len(lives)
-
-
-def test_only_servers_get_their_secrets(open_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the supervisor nor a worker, a judge or Flower has them in its environment. `kqueue down` ends all."""
-    home = open_home / "home"
-    with_schema(home / "postgres")
-    for name in ("KQUEUE_OIDC_CLIENT_SECRET", "KQUEUE_CALLBACK_SECRET"):
-        monkeypatch.setenv(name, "only for servers")
-    process = command(home, "--flower-port", "0", "--http-port", "0")
-    try:
-        read_until(process, "Ctrl-C")
-        assert process.stdout is not None
-        told = [pid for pid in below(process.pid) if b"only for" in Path(f"/proc/{pid}/environ").read_bytes()]
-        assert [command_line(pid)[3:5] for pid in told] == [["kqueue", "serve"]]
-        monkeypatch.setenv("KQUEUE_HOME", str(home))
-        kqueue = [sys.executable, "-m", "kqueue"]
-        second = subprocess.run([*kqueue, "up", "--detach"], capture_output=True, text=True)
-        assert (second.returncode, f"in use by process {process.pid}" in second.stdout) == (3, True), second
-        assert [subprocess.run([*kqueue, "down"]).returncode for _ in range(2)] == [0, 2]
-        assert process.wait() == 0
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def valid_tokens(url: str, secrets: list[str]) -> list[bool]:

@@ -60,7 +60,7 @@ def connect(services: Services) -> Iterator[Callable[[], psycopg.Connection[Any]
         connection.close()
 
 
-@pytest.mark.parametrize("kind", ["in a transaction", "deaf"])
+@pytest.mark.parametrize("kind", [pytest.param("in a transaction", marks=pytest.mark.nightly), "deaf"])
 def test_a_full_queue_stops_no_verdict(
     services: Services, fleet: Fleet, connect: Callable[[], psycopg.Connection[Any]], kind: str
 ) -> None:

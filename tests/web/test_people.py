@@ -429,7 +429,7 @@ def test_the_audit_log(served: Served, config: Config, engine: Engine, token, qu
 
 
 @NEEDS_CHROMIUM
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.nightly)])
 def test_in_a_browser(visit: Callable[..., Any], serve, config: Config, provider: Provider, worker_id, width) -> None:
     """The provider is another site, so cookies and policies of the page must allow the way there and back."""
     port = free_port()

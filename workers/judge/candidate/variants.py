@@ -499,9 +499,9 @@ def moved(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
     if not tensor.is_floating_point() or tensor.dtype in PACKED or not tensor.numel():
         return tensor
     wide = tensor.double()
-    low, high = wide.aminmax()
-    typical = wide.square().mean().sqrt()
-    return (wide + rounding * (wide * torch.randn_like(wide) + typical * torch.randn_like(wide))).clamp(low, high)
+    squares = wide.square()
+    change = squares.add_(squares.mean()).sqrt_().mul_(torch.randn_like(wide)).mul_(rounding)
+    return change.add_(wide).clamp_(*wide.aminmax())
 
 
 def rounded_otherwise(tensor: torch.Tensor, rounding: float, *, keep: bool = True) -> torch.Tensor:
