@@ -137,7 +137,7 @@ def test_memory_that_the_host_refuses_is_known_by_torch_s_words() -> None:
 def test_the_number_of_a_compilers_error_is_not_cudas() -> None:
     """The same number of CUDA stands for exhausted GPU memory."""
     error = type("nvJitLinkError", (Exception,), {"__module__": "cuda.bindings.nvjitlink", "status": 2})()
-    reply = failures.reply_to(Command(Order.RUN, 1, 0, None, ()), error, on_gpu=False)
+    reply = failures.reply_to(Command(Order.RUN, 1, 0, None, ()), error, "", on_gpu=False)
     assert (reply.tag, reply.code) == (Tag.COMPILE, 0)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
-import select
 import signal
 import subprocess
 import termios
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -83,7 +83,7 @@ class Terminal:
 
     def ended(self, timeout_s: float = 90) -> int:
         self._read(lambda: self.process.poll() is not None, timeout_s, b"the end")
-        while select.select([self.ours], [], [], 0)[0]:
+        while wait([self.ours], 0):
             self.shown += os.read(self.ours, 65536)
         return self.process.returncode
 
@@ -91,7 +91,7 @@ class Terminal:
         deadline = time.monotonic() + timeout_s
         while not enough():
             assert time.monotonic() < deadline, (what, self.shown[-2000:])
-            if select.select([self.ours], [], [], 0.1)[0]:
+            if wait([self.ours], 0.1):
                 self.shown += os.read(self.ours, 65536)
 
 

@@ -183,4 +183,4 @@ def test_a_kernel_that_asks_for_a_gpu_is_told_from_others(tmp_path: Path, statem
     (tmp_path / "asking.py").write_text(f"import torch\nx = torch.ones(1)\n{statement}\n")
     with pytest.raises(Exception) as raised:
         harness.import_file(tmp_path / "asking.py")
-    assert failures.reply_to(Command(Order.RUN, 1, 0, None, ()), raised.value, on_gpu=False).tag is tag
+    assert failures.reply_to(Command(Order.RUN, 1, 0, None, ()), raised.value, "", on_gpu=False).tag is tag

@@ -162,8 +162,8 @@ FAULTS = (
         "luck_reused",
         "A verdict that depends on luck is not reused.",
         "kqueue/store/evaluations/reuse.py",
-        "outcome.category.info.reusable and not disturbed",
-        "not disturbed",
+        "outcome.category.info.reusable and steady",
+        "steady",
         ("tests/store/test_reuse.py",),
     ),
     # Blame ----------------------------------------------------------------------------------------------

@@ -186,6 +186,7 @@ def test_sessions_with_equal_keys_have_their_own_duels(fleet: Fleet) -> None:
     """Rounds of one session do not occupy the keys of another."""
     body = {"a": request_fields(0), "b": {"kernel": request_fields(1)["kernel"], "backend": "torch"}}
     session = fleet.client("ada")
+    session.params = {"trials": "with"}
     for name in ("one", "two"):
         session.headers["Kqueue-Session"] = name
         begun = session.post("/v1/duels", json=body, headers={"Idempotency-Key": "k"}).json()

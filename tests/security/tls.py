@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import ssl
 import threading
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Self
 
@@ -88,7 +88,7 @@ def _pump(one: Any, other: Any) -> None:
     while True:
         # The socket does not show bytes that TLS has already read.
         ready = [s for s in (one, other) if isinstance(s, ssl.SSLSocket) and s.pending()]
-        ready = ready or select.select([one, other], [], [])[0]
+        ready = ready or wait([one, other])
         for source in ready:
             data = source.recv(1 << 16)
             if not data:
