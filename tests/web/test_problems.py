@@ -56,7 +56,6 @@ def test_a_kernel_is_entered_on_its_problem_page(served: Served, browser: httpx.
     assert f"{address}/kernels" in Elements(shown(browser, address)).all("form", "action")
     entered = {"kernel": "class ModelNew:\r\n    é = 1 + 1", "backend": "torch", "lane": "", "kernel_label": "pasted"}
     made = browser.post(f"{address}/kernels", data=entered, headers=OWN_FORM)
-    assert made.status_code == 303, made.text
     assert all(told in shown(browser, made.headers["location"]) for told in ("pasted", "queued", "é"))
     assert browser.post(f"{address}/kernels", data=entered, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
     wrong = browser.post(f"{address}/kernels", data=entered | {"backend": "fortran"}, headers=OWN_FORM)
