@@ -1,7 +1,7 @@
 """Measure the host's memory while a kernel of large tensors is judged on the CPU.
 
 All processes of the judge count, shared memory once. Run ``python benchmarks/host_memory.py``: it judges a clamp of
-0.5 GiB in and 0.5 GiB out, and exits with 1 if that takes more than 4 GiB beyond an idle judge. It took 3.6 GiB.
+0.5 GiB in and 0.5 GiB out, and exits with 1 if that takes more than 4 GiB beyond an idle judge. It took 3.2 GiB.
 """
 
 from __future__ import annotations
