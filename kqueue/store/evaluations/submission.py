@@ -147,7 +147,7 @@ def _submit(
                 else request
                 for request, payer in zip(requests, payers, strict=True)
             ]
-        # Which evaluations of a token with an upper limit of running attempts are next changes with its attempts.
+        # A token's running attempts decide how many of its evaluations are next, if it has an upper limit of them.
         limited = order.room(connection).keys() & {request.producer for request in requests}
         crowd, nexts = _places(connection, {i: requests[i].lane for i in new}, None if limited else slots)
         connection.execute(

@@ -479,8 +479,10 @@ class Reference:
         self.cache.drop([case])
         # A kernel that runs on the device at the same time must not use up the time for float64.
         self.oracle.left_s = math.inf
-        self.answer(case)
-        self.oracle.reset_time()
+        try:
+            self.answer(case)
+        finally:
+            self.oracle.reset_time()
         # A variant that cannot be drawn again is no one's fault.
         if case.inputs and [checksum(tensor) for tensor in case.inputs] != before:
             raise invalid_problem(_UNSTEADY_INPUTS)
