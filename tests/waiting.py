@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from workers.judge.host import linux
 
 
 def until(look: Callable[[], Any], timeout_s: float = 60.0, what: str = "it") -> Any:
@@ -18,18 +20,21 @@ def until(look: Callable[[], Any], timeout_s: float = 60.0, what: str = "it") ->
     return seen
 
 
+def proc(pid: int, file: str) -> str:
+    """Return a file of a process in /proc. Empty if the process has exited, as any listed process may have."""
+    try:
+        return Path(f"/proc/{pid}/{file}").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def below(pid: int) -> Iterator[int]:
+    """Yield all descendants of a process, including zombies. Parents come before their children."""
+    for child in linux.children(pid):
+        yield child
+        yield from below(child)
+
+
 def waits(pid: int) -> bool:
     """Return whether a process is a prewarmed candidate without a kernel."""
-    try:
-        named = Path(f"/proc/{pid}/comm").read_text() == "kq-candidate\n"
-        return named and not Path(f"/proc/{pid}/cwd/kernel.py").exists()
-    except OSError:
-        return False
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process runs. Zombies do not count."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return proc(pid, "comm") == "kq-candidate\n" and not Path(f"/proc/{pid}/cwd/kernel.py").exists()

@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from kqueue.local.process import running
+from tests.waiting import proc
 from workers.judge.host import linux
 
 
 def words(pid: int) -> list[str]:
     """Return a process's command line. Empty if it has exited."""
-    with suppress(OSError):
-        line = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
-        return line.split("\0") if line else []
-    return []
+    line = proc(pid, "cmdline").rstrip("\0")
+    return line.split("\0") if line else []
 
 
 def name(pid: int) -> str:
     """Return the kernel's name of a process. Empty if it has exited."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    return ""
-
-
-def below(pid: int) -> Iterator[int]:
-    """Yield all descendants of a process, including zombies."""
-    for child in linux.children(pid):
-        yield child
-        yield from below(child)
+    return proc(pid, "comm").strip()
 
 
 def born(pid: int) -> int | None:
     """Return the start time of a process in kernel ticks, which with its pid identifies it. None if it has exited."""
-    with suppress(OSError, IndexError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    return None
+    stat = proc(pid, "stat")
+    return int(stat.rpartition(")")[2].split()[19]) if stat else None
 
 
 class Family:
@@ -103,8 +90,7 @@ def descriptors(pid: int) -> list[str]:
 
 def own_memory(pid: int) -> int:
     """Return the private anonymous memory of a process in bytes. 0 if it has exited."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) << 10
+    for line in proc(pid, "status").splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) << 10
     return 0

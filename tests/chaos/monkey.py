@@ -19,7 +19,8 @@ from typing import Final
 import psycopg
 import redis
 
-from tests.chaos.family import Family, below, words
+from tests.chaos.family import Family, words
+from tests.waiting import below
 
 #: Number of times that each act comes in a round.
 ROUND: Final = {

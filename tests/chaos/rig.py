@@ -10,9 +10,9 @@ from typing import Any, Final
 from uuid import UUID
 
 from kqueue.local.process import running
-from tests.chaos.family import below, name, words
+from tests.chaos.family import name, words
 from tests.fleet.told import HERE, Fleet, Services
-from tests.waiting import waits
+from tests.waiting import below, waits
 from workers.judge.host import linux
 
 #: Limit in seconds for any wait. It is generous because the machine can be busy.

@@ -17,9 +17,9 @@ from kqueue import Client
 from kqueue.contract import Settings, Timing
 from kqueue.store import evaluations
 from kqueue.store import workers as registry
-from tests.chaos.family import below
 from tests.chaos.rig import PATIENCE_S, task_processes
 from tests.samples import RELU, RELU_KERNEL
+from tests.waiting import below
 
 #: Settings of real judges' evaluations.
 QUICK = Settings(checks=1, timing=Timing(enabled=False), max_attempts=10)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kqueue.local.process import running
-from tests.chaos.family import Family, below, born, descriptors, name, own_memory, words
+from tests.chaos.family import Family, born, descriptors, name, own_memory, words
+from tests.waiting import below
 from workers.judge.host import linux
 
 _EVERY_S: Final = 1.0

@@ -15,10 +15,10 @@ from kqueue.categories import Category
 from kqueue.config import load
 from kqueue.contract import Outcome, Request
 from kqueue.judging import LocalJudge
+from kqueue.local.process import running
 from tests.cli.command import Cli
 from tests.samples import RELU, RELU_KERNEL
-from tests.waiting import alive, until
-from workers.judge.host import linux
+from tests.waiting import below, until
 
 pytestmark = pytest.mark.slow("starts judges")
 
@@ -58,11 +58,6 @@ def cli() -> Iterator[Cli]:
         ready.write("wrong.py", RELU_KERNEL.format("print('trace \\x1b[31m'); return torch.relu(x) + 1"))
         ready.write("endless.py", RELU_KERNEL.format("time.sleep(600)"))
         yield ready
-
-
-def below(pid: int) -> set[int]:
-    children = set(linux.children(pid))
-    return children.union(*map(below, children))
 
 
 NO_GPU = "a cuda kernel needs a GPU, and this judge uses the CPU"
@@ -118,11 +113,11 @@ def test_json_lines_come_as_they_are_judged_and_an_end_leaves_nothing(cli: Cli, 
         right, gone, wrong = (json.loads(process.stdout.readline()) for _ in range(3))
         # Its process has loaded its source, and the prewarmed candidate for the next kernel has not.
         until(lambda: any(Path(f"/proc/{pid}/cwd/kernel.py").exists() for pid in below(process.pid)), 120, "endless.py")
-        started = below(process.pid)
+        started = set(below(process.pid))
         process.send_signal(number)
         assert process.stdout.read() == ""
     assert process.returncode == (-number if number is signal.SIGKILL else 130)
-    until(lambda: not any(map(alive, started)), what="the end of its processes")
+    until(lambda: not any(map(running, started)), what="the end of its processes")
     assert [path.name for path in (cli.directory / "scratch").iterdir()] == ["locks"]
     assert [line["input"] for line in (right, gone, wrong)] == ["right.py", "gone.py", "wrong.py"]
     assert (right["verdict"]["category"], right["verdict"]["blame"], right["error"]) == ("passed", "none", None)

@@ -19,10 +19,11 @@ from kqueue.categories import Category
 from kqueue.contract import Deadlines, Settings, Timing
 from kqueue.store import reports
 from kqueue.store.reports import Why
-from tests.chaos.family import below, name
+from tests.chaos.family import name
 from tests.chaos.rig import PATIENCE_S, strays, worker_of
 from tests.fleet.told import Fleet, Services
 from tests.memory import held
+from tests.waiting import below
 from workers.judge.host import linux
 from workers.judge.host.scratch import device_lock
 

@@ -22,12 +22,13 @@ from sqlalchemy import text
 from kqueue import broker
 from kqueue.config import Config, load
 from kqueue.contract import Request, Settings, Verdict
+from kqueue.local.process import running as alive
 from kqueue.local.servers import Postgres, Valkey
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
 from kqueue.store import workers as registry
 from tests.store.steps import change
-from tests.waiting import alive, until
+from tests.waiting import until
 from workers.judge.host import linux
 
 HERE = Path(__file__).parent

@@ -15,7 +15,7 @@ from kqueue.contract import Deadlines, Outcome, Phase
 from kqueue.evidence import Facts
 from tests.judge.linear import QUICK, judge, right
 from tests.judge.rig import Rig
-from tests.waiting import until
+from tests.waiting import proc, until
 from workers.judge.forkserver.control import End, Report
 from workers.judge.host import linux
 from workers.judge.pipeline import blame
@@ -48,7 +48,7 @@ def test_a_kernel_that_is_killed_from_outside_has_not_crashed(rig: Rig) -> None:
         outcome = thread.submit(judge, rig, right(ASLEEP.format(seconds=60)))
         until(lambda: asleep(rig))
         for pid in linux.children(rig.forkserver.pid):
-            if Path(f"/proc/{pid}/comm").read_text() == "kq-candidate\n":
+            if proc(pid, "comm") == "kq-candidate\n":
                 os.kill(pid, signal.SIGKILL)
         assert outcome.result(60).category is Category.WORKER_LOST
         assert outcome.result().facts.signal == "SIGKILL"

@@ -20,7 +20,7 @@ from kqueue.judging import guess_backend, request_of
 from tests.judge import extension
 from tests.judge.linear import WAIT
 from tests.judge.sources import problem
-from tests.waiting import until
+from tests.waiting import below, proc, until
 from workers.judge.host import holders, linux
 from workers.judge.host.status_page import StatusPage
 from workers.judge.pipeline.steps import Steps
@@ -74,15 +74,9 @@ def local(config: Config, foreign: Path) -> Iterator[LocalJudge]:
 
 def service() -> int:
     """Return the process that judges for this one: the youngest, because other modules can hold a judge too."""
-    every = [p for p in linux.children(os.getpid()) if b"workers.judge" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    every = [p for p in linux.children(os.getpid()) if "workers.judge" in proc(p, "cmdline")]
     # The 22nd field is the time of its start. Numbers of processes begin again at the maximum.
-    return max(every, key=lambda p: int(Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split()[19]))
-
-
-def below(pid: int) -> set[int]:
-    """Return all descendants of a process."""
-    children = set(linux.children(pid))
-    return children.union(*map(below, children))
+    return max(every, key=lambda p: int(proc(p, "stat").rpartition(")")[2].split()[19]))
 
 
 def is_endless(pid: int) -> bool:
@@ -143,7 +137,7 @@ def test_what_cannot_be_judged_here_is_refused(local: LocalJudge, config: Config
 def test_a_killed_server_is_replaced(local: LocalJudge) -> None:
     """The service survives the end of its fork server and its judge supervisor, and new ones judge the next kernel."""
     for server in linux.children(service()):
-        if Path(f"/proc/{server}/comm").read_text().strip() in ("kq-forkserver", "kq-judge-super"):
+        if proc(server, "comm").strip() in ("kq-forkserver", "kq-judge-super"):
             os.kill(server, signal.SIGKILL)
     assert local(problem=PROBLEM, kernel=RIGHT, settings=UNTIMED).passed
 
@@ -154,7 +148,7 @@ def test_nothing_is_left_of_a_closed_judge(local: LocalJudge, config: Config) ->
     assert made
     local.close()
     assert not any(path.exists() for path in made)
-    until(lambda: not below(os.getpid()) & started)
+    until(lambda: started.isdisjoint(below(os.getpid())))
     assert local(problem=PROBLEM, kernel=RIGHT, settings=UNTIMED).passed
 
 
@@ -169,7 +163,7 @@ def test_a_killed_judge_is_replaced(local: LocalJudge, config: Config) -> None:
         until(lambda: is_endless(first))
         assert (holder := holders.stranger(lock))
         assert f"process {first} " in holder.words
-        others = below(first)
+        others = set(below(first))
         killed = pool.submit(lambda: until(lambda: steps.waited_for) and os.kill(first, signal.SIGKILL))
         with steps.alone("measure"):
             signal.signal(signal.SIGALRM, pytests)

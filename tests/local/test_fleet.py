@@ -28,10 +28,10 @@ from kqueue.local.process import command_line, running
 from kqueue.local.servers import Postgres
 from kqueue.store import tokens
 from kqueue.store.engine import connect
-from tests.chaos.family import below, descriptors
+from tests.chaos.family import descriptors
 from tests.samples import RELU, RELU_KERNEL
 from tests.services import with_schema
-from tests.waiting import until
+from tests.waiting import below, proc, until
 from workers.judge.host import scratch
 
 pytestmark = pytest.mark.services
@@ -168,7 +168,7 @@ def test_lives_of_up(open_home: Path, lives: list[signal.Signals | None], monkey
             keys.add(key.read_text())
             assert key.stat().st_mode & 0o777 == 0o600
             children = list(below(process.pid))
-            told = [pid for pid in children if b"only for" in Path(f"/proc/{pid}/environ").read_bytes()]
+            told = [pid for pid in children if "only for" in proc(pid, "environ")]
             assert [command_line(pid)[3:5] for pid in told] == [["kqueue", "serve"]]
             own_descriptors(process.pid, [pid for pid in children if command_line(pid)[1:2] == ["-P"]])
             if last is not signal.SIGKILL:

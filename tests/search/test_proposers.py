@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from kqueue.errors import ProposerFailed
+from kqueue.local.process import running
 from kqueue.search.proposers import Command, Question
-from tests.waiting import alive, until
+from tests.waiting import until
 
 QUESTION = Question("run", 1, 1, "p", "torch", "k", {"speedup": 1.0}, "f", None, "prompt")
 
@@ -69,6 +70,6 @@ def test_closing_kills_the_command_and_what_it_started(tmp_path: Path) -> None:
     asking.join(60)
     assert time.monotonic() - before < 60
     assert failed
-    until(lambda: not any(alive(pid) for pid in pids), what="the end of what it started")
+    until(lambda: not any(running(pid) for pid in pids), what="the end of what it started")
     with pytest.raises(ProposerFailed, match="over"):
         command.propose(QUESTION)

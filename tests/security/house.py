@@ -23,10 +23,10 @@ from sqlalchemy import Engine, text
 from kqueue.config import Config
 from kqueue.local.servers import Valkey
 from kqueue.store.models import Base
-from tests.chaos.family import below, words
+from tests.chaos.family import words
 from tests.fleet.told import Services
 from tests.services import free_port
-from tests.waiting import until
+from tests.waiting import below, until
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,8 +17,8 @@ import pytest
 
 from kqueue.config import FLEET_FILE
 from kqueue.local.process import running
-from tests.chaos.family import below
 from tests.samples import RELU, RELU_KERNEL
+from tests.waiting import below
 from workers.judge.host import linux
 from workers.judge.sandbox import level
 

@@ -19,9 +19,10 @@ import pytest
 
 from kqueue import Client
 from kqueue.categories import Category
+from kqueue.local.process import running
 from tests.fleet.told import Services
 from tests.services import free_port
-from tests.waiting import alive, until
+from tests.waiting import until
 from workers.judge.host import linux
 
 ROOT = Path(__file__).parents[2]
@@ -106,7 +107,7 @@ def start(place: Place) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     yield run
     for process in started:
         for pid in [process.pid, *linux.children(process.pid)]:
-            if alive(pid):
+            if running(pid):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
 
@@ -165,7 +166,7 @@ def test_a_job_judges_and_ends(served: Services, place: Place, start: Callable[.
     verdict = served.verdict(slow, 5)
     assert (verdict.category, verdict.attempts) == (Category.PASSED, 1)
     assert told(place) == "requeue 17\n"
-    until(lambda: not any(map(alive, pids)), what="the end of all processes")
+    until(lambda: not any(map(running, pids)), what="the end of all processes")
     assert place.left() == []
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from kqueue.local.process import running as alive
 from tests.cli.command import Cli, Done
 from tests.testing.projects import (
     ALIVE,
@@ -26,7 +27,7 @@ from tests.testing.projects import (
     running,
     write_two,
 )
-from tests.waiting import alive, until
+from tests.waiting import until
 from workers.judge.host.exclusive import NoRoom, room
 from workers.judge.host.scratch import device_lock, prepare
 from workers.judge.host.turns import opened, turn

@@ -20,6 +20,7 @@ import pytest
 from kqueue import logs
 from tests.fleet.told import Fleet, Services
 from tests.traces.collector import Collector
+from tests.waiting import proc
 from workers.exporter import ENDPOINTS, Exporter, is_wanted
 from workers.judge.host import linux
 
@@ -63,11 +64,7 @@ def start(start_fleet: Callable[..., Fleet]) -> Iterator[Callable[..., Fleet]]:
 
 def sender(fleet: Fleet) -> list[int]:
     """Return the process that sends a fleet's traces."""
-    return [
-        pid
-        for pid in linux.children(fleet.process.pid)
-        if b"workers.traces" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    ]
+    return [pid for pid in linux.children(fleet.process.pid) if "workers.traces" in proc(pid, "cmdline").split("\0")]
 
 
 @pytest.mark.parametrize("true", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["scripted", "real"])

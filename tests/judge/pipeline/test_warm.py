@@ -19,7 +19,7 @@ from kqueue.categories import Category
 from kqueue.contract import Deadlines, Limits, Outcome, Phase, Precision, Request, Settings, Timing
 from tests.judge import extension, linear
 from tests.judge.rig import Rig
-from tests.waiting import until
+from tests.waiting import proc, until
 from workers.judge.forkserver.control import End, Keep, Report
 from workers.judge.forkserver.process import SealedProcess
 from workers.judge.gpu import booking
@@ -195,8 +195,8 @@ def killing(rig: Rig, role: Role, victims: Callable[[], list[int]]) -> Generator
 
 def judges() -> list[int]:
     """Return the judges: forks of this process. Its other children, such as services, run other programs."""
-    own = Path("/proc/self/cmdline").read_bytes()
-    return [pid for pid in linux.children(os.getpid()) if Path(f"/proc/{pid}/cmdline").read_bytes() == own]
+    own = proc(os.getpid(), "cmdline")
+    return [pid for pid in linux.children(os.getpid()) if proc(pid, "cmdline") == own]
 
 
 def test_after_the_fleet_s_failure_nothing_is_kept(empty: Rig) -> None:
