@@ -786,6 +786,8 @@ class Facts(Part):
     """Number of wrong values that the kernel never wrote."""
     ties_only: bool | None = _ABSENT
     """True if the output's indices differ from the reference's only where the values at them are equal."""
+    likeness: str | None = _ABSENT
+    """Simple relation of the wrong output to the reference's, in words."""
     first: tuple[WrongLocation, ...] | None = _ABSENT
     """The first wrong values."""
     map: WrongMap | None = _ABSENT

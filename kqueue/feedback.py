@@ -14,7 +14,9 @@ from kqueue.figures import milliseconds, provenance, ratio, speedup
 from kqueue.shapes import public
 
 #: A traceback's frame in the kernel's own file.
-_FRAME: Final = re.compile(r'File "[^"\n]*/kernel\.py", line (\d+)(?:, in (\S+))?')
+_FRAME: Final = re.compile(r'File "[^"\n]*/kernel\.py", line (\d+)(?:,? in (\S+))?')
+#: Begin of the stack of a process that died or was ended. The calls that were made last come first.
+_STACK: Final = "(most recent call first):"
 #: The kernel's line at the beginning of a message. Before the text of an exception is its type.
 _LINE: Final = re.compile(r"line (\d{1,9}): ")
 _FOLDER: Final = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
@@ -101,8 +103,9 @@ def _timed(row: ShapeResult | PassResult) -> str:
 
 
 def last_frame(log: str) -> tuple[int, str | None] | None:
-    """Return the line of the kernel's source, and the function, of the last frame of the last traceback in a log."""
-    frames = list(_FRAME.finditer(log))
+    """Return the line of the kernel's source, and the function, of the innermost frame of the last stack in a log."""
+    before, _, stack = log.rpartition(_STACK)
+    frames = [*_FRAME.finditer(before)][-1:] + [*_FRAME.finditer(stack)][: 1 if before else None]
     return (int(frames[-1].group(1)), frames[-1].group(2)) if frames else None
 
 
@@ -161,7 +164,11 @@ def causes(verdict: Result) -> Iterator[str]:
     facts, evidence = verdict.facts, verdict.evidence
     if not facts.first:
         return
-    if facts.unwritten is not None:
+    if facts.likeness is not None:
+        yield facts.likeness
+    if facts.unwritten is not None and facts.unwritten == facts.of:
+        yield "The call wrote nothing: check that it launches the kernel, and returns no output of an earlier call."
+    elif facts.unwritten is not None:
         every = (
             "All wrong values" if facts.unwritten >= (facts.wrong or 0) else f"{facts.unwritten} of the wrong values"
         )
@@ -188,7 +195,7 @@ def causes(verdict: Result) -> Iterator[str]:
     if facts.precision_downgrade:
         error = facts.relative_norm or 0.0
         which = next((name for least, most, name in _PRECISIONS if least <= error < most), _LOWER)
-        yield f"The error is typical of {which}."
+        yield f"The error has the size of one by {which}. Otherwise a constant or a formula is slightly wrong."
 
 
 def _times(verdict: Result) -> Iterator[str]:

@@ -96,6 +96,12 @@ def test_each_call_has_its_own_values(rig: Rig) -> None:
     assert judge(rig, right(body), settings).category is Category.NONDETERMINISTIC
 
 
+def test_a_kernel_that_is_wrong_in_every_second_call_is_nondeterministic(rig: Rig) -> None:
+    for odd in (0, 1):
+        body = f"self.n = getattr(self, 'n', 0) + 1\n        if self.n % 2 == {odd}: return self.layer(x) + 1"
+        assert judge(rig, right(body)).category is Category.NONDETERMINISTIC
+
+
 def test_weights_can_be_sparse_or_drawn_by_the_first_call(rig: Rig) -> None:
     """Only gradients need weights that exist before the first call."""
     problem = PROBLEM.replace("Linear(size, size)", "LazyLinear(size)").replace(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kqueue import feedback
 from kqueue.categories import Category
-from kqueue.contract import Limits, Request
+from kqueue.contract import Deadlines, Limits, Request, Settings
 from tests.judge.linear import QUICK, judge, right
 from tests.judge.rig import Rig
 from tests.judge.sources import kernel, problem
@@ -32,7 +33,15 @@ SHORT = {
     right("raise ValueError('x')"): "ValueError: x",
     right("raise ValueError('\\x1b[1m\\x1b[31mx\\x1b[0m')"): "ValueError: x",
     right("raise StopIteration"): "StopIteration",
-    "ModelNew = 1": "the source defines no class ModelNew derived from torch.nn.Module",
+    "ModelNew = 1": "the source defines no class ModelNew derived from torch.nn.Module (ModelNew is of type int)",
+    right(top="# ModelNew").replace("class ModelNew", "class Fast"): (
+        "the source defines no class ModelNew derived from torch.nn.Module, but Fast"
+    ),
+}
+#: Bodies that end the process, and settings under which they do.
+ENDS = {
+    "import ctypes; ctypes.string_at(0)": QUICK,
+    "while True: pass": QUICK.model_copy(update={"deadlines": Deadlines(check_s=1)}),
 }
 
 
@@ -43,7 +52,7 @@ def test_an_exception_without_a_text_is_reported_as_itself(rig: Rig, body: str) 
 
 
 @pytest.mark.parametrize(
-    ("source", "message"), SHORT.items(), ids=["memory", "module", "text", "colours", "none", "entry"]
+    ("source", "message"), SHORT.items(), ids=["memory", "module", "text", "colours", "none", "entry", "other"]
 )
 def test_a_message_names_no_internal_module(rig: Rig, source: str, message: str) -> None:
     assert judge(rig, source).message == message
@@ -65,6 +74,17 @@ def test_a_message_names_the_input_and_the_remedy(rig: Rig, answer: str, inputs:
     """An output that is an input must be copied, and inputs of another form than before are shown with both forms."""
     request = Request(problem=problem(f"x, *_: {answer}", inputs), kernel=kernel("x, *_: x"), backend="torch")
     assert words in rig.judge(request.model_copy(update={"settings": QUICK})).message
+
+
+@pytest.mark.parametrize(("body", "settings"), ENDS.items(), ids=["crash", "timeout"])
+def test_the_line_at_which_a_process_ended_is_told(rig: Rig, body: str, settings: Settings) -> None:
+    """The log ends with the kernel's calls, without the judge's own below them."""
+    source = right(body)
+    outcome = judge(rig, source, settings)
+    line = next(number for number, text in enumerate(source.splitlines(), 1) if body in text)
+    assert f"At line {line}, in forward:" in feedback.describe(outcome, source)
+    assert "spawn.py" not in outcome.log
+    assert "Extension modules" not in outcome.log
 
 
 @pytest.mark.parametrize("host_gib", [None, 1])

@@ -815,6 +815,35 @@ def test_wrong_values_are_mapped(shape: tuple[int, ...], dtype: torch.dtype, mon
         assert found.shares == tuple("".join(digits[i, j] for j in range(across)) for i in range(down))
 
 
+REF = torch.randn(64, 64, generator=torch.Generator().manual_seed(5))
+REST = torch.zeros_like(REF).index_fill_(0, torch.arange(16, 64), 1)
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        (REF * REST, "All wrong values are in [0:16, 0:64]. Every wrong value is 0."),
+        (-REF, "The output is nearly the reference's times -1."),
+        (REF + 0.5, "The output is nearly the reference's plus 0.5."),
+        (REF.mT.contiguous(), "The output is nearly the reference's with its last two dimensions exchanged."),
+        (REF.roll(-1, 1), "The output is nearly the reference's shifted by -1 along dimension 1."),
+        (REF + REF[0], "The output is nearly the reference's plus terms that depend on dimension 1 alone."),
+        (
+            REF * (2 + REF[:, :1]),
+            "The output is nearly the reference's times factors that depend on dimension 0 alone.",
+        ),
+        (REF - REF.roll(1, 0).abs() - 1e-3, "Every wrong value is too small."),
+        (REF + REF.roll(1, 0), None),
+        (REF / REST, "All wrong values are in [0:16, 0:64]."),
+    ],
+    ids=["zeros", "factor", "term", "transposed", "shifted", "terms", "factors", "small", "none", "infinite"],
+)
+def test_a_simple_relation_to_the_reference_is_told(out: torch.Tensor, words: str | None) -> None:
+    ended = fault(out, REF)
+    assert ended is not None
+    assert ended.outcome.facts.likeness == words
+
+
 def test_errors_that_no_nudge_shows_are_not_held_against_answers_to_nearly_equal_inputs() -> None:
     """Sums of nearly equal values are rounded alike after each nudge, so the reference's own error is unknown."""
     torch.manual_seed(23)

@@ -241,8 +241,13 @@ class Harness:
             EntryPointError: the module does not define the class.
         """
         entry = getattr(module, self._job.entry, None)
-        if not (isinstance(entry, type) and issubclass(entry, torch.nn.Module)):
-            raise EntryPointError(f"the source defines no class {self._job.entry} derived from torch.nn.Module")
+        if not _is_model(entry):
+            told = f"the source defines no class {self._job.entry} derived from torch.nn.Module"
+            if entry is not None:
+                kind = "another class" if isinstance(entry, type) else f"of type {type(entry).__name__}"
+                told += f" ({self._job.entry} is {kind})"
+            others = [name for name, value in vars(module).items() if _is_model(value)]
+            raise EntryPointError(told + (f", but {' and '.join(others[:3])}" if others else ""))
         self._class = entry
         for backend in registered().values() if self.on_gpu else ():
             if backend.prepare is not None and (loaded := sys.modules.get(backend.modules[0])) is not None:
@@ -612,6 +617,10 @@ class UncheckedLaunchError(RuntimeError):
     def __init__(self, code: int) -> None:
         super().__init__(f"a kernel launch failed with CUDA error {code} and its result was not checked")
         self.error_code = code
+
+
+def _is_model(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, torch.nn.Module)
 
 
 def import_file(path: Path) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
+import select
 import selectors
 import signal
 import socket
@@ -32,6 +34,12 @@ _log: Any = structlog.get_logger(__name__)
 
 #: Number of final bytes of a process's output that are kept.
 _TAIL: Final = 16 << 10
+#: The frames of a sealed process's stack before its own, and what Python writes after them.
+_BEFORE: Final = re.compile(r'\n  File "[^"\n]*/workers/judge/forkserver/spawn\.py", line \d+ in .*', re.DOTALL)
+#: Signal at which a sealed process writes its stack to its output. It is ignored in programs that it becomes.
+STACK: Final = signal.SIGURG
+#: Maximum seconds to wait for that.
+_STACK_S: Final = 0.25
 #: Seconds between two checks of a running process's memory.
 _WATCH: Final = 0.04
 #: Seconds to wait for a killed process to exit. A process that hangs in a driver never exits.
@@ -110,6 +118,11 @@ class Sealed(ProcessTree):
         work = self.budget.spend(self.works)
         self.hung = work == "gpu"
         return work if work in (None, "compile") else self.phase
+
+    @property
+    def log(self) -> str:
+        """The end of the output."""
+        return self.tail.decode("utf-8", "replace")
 
     def read_output(self) -> bool:
         """Read new output and keep its tail. Return False if there is none."""
@@ -217,6 +230,8 @@ class Watch:
         if has_ended(process.pid):
             self._conclude(process, End.EXITED)
             return
+        if reason is End.DEADLINE:
+            self._await_stack(process)
         os.kill(process.pid, signal.SIGKILL)
         begun = time.monotonic()
         await_end(process.pid, _DYING)
@@ -229,6 +244,15 @@ class Watch:
                 break
             time.sleep(0.0005)
         self._conclude(process, reason)
+
+    @staticmethod
+    def _await_stack(process: Sealed) -> None:
+        """Make a process write its stack, and read it."""
+        os.kill(process.pid, STACK)
+        until = time.monotonic() + _STACK_S
+        while (left := until - time.monotonic()) > 0 and not _BEFORE.search(process.log):
+            if select.select([process.output], [], [], left)[0] and not process.read_output():
+                return
 
     def _conclude(self, process: Sealed, reason: End) -> None:
         """Kill the remaining processes of an ended process, report its end, and remove its files."""
@@ -261,7 +285,7 @@ class Watch:
             # Between two looks a group can reach its limit, with memory that no process has mapped.
             peak_bytes=max(process.peak, profile.host_memory_bytes) if lack is Lack.OWN else process.peak,
             output_bytes=process.written,
-            log=process.unsealed or process.tail.decode("utf-8", "replace"),
+            log=process.unsealed or _BEFORE.sub("", process.log),
             scratch_bytes=process.files.bytes,
             robbed=lack is Lack.OTHERS,
             cpu_s=max(process.used_s, process.reaped_s),

@@ -28,7 +28,7 @@ from workers.judge.channel.bits import same_bits
 from workers.judge.channel.marks import unwritten
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import onepass
-from workers.judge.pipeline import choices, rounding
+from workers.judge.pipeline import choices, likeness, rounding
 from workers.judge.pipeline.cases import CLOSE, DTYPES, GIVEN, Case, comparable, differ, numbers
 from workers.judge.pipeline.evidence import Figures, wrong_map
 from workers.judge.pipeline.grades import GRADES, Grade, epsilon_for, grade_for, tolerance_for
@@ -194,6 +194,7 @@ def _verdict(
             Phase.CHECK,
             kind=case.kind,
             map=fault.map(),
+            likeness=likeness.words(output.out, output.ref, output.shape, fault.where(output.out, output.ref)),
             effect=case.form.effect(fault.output),
             **figures,
             **fault.facts(),
@@ -231,6 +232,8 @@ class _Fault:
     of: int
     #: Maps the wrong values. This takes a pass over the output, so only the reported fault's map is made.
     map: Callable[[], dict[str, Any] | None]
+    #: Returns where values are wrong.
+    where: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
     def facts(self) -> dict[str, Any]:
         return {"output": self.output, "wrong": self.wrong, "of": self.of, "first": self.first}
@@ -562,6 +565,7 @@ class _Output:
             count,
             self.ref.numel(),
             partial(wrong_map, self.out, self.ref, self.rows, where),
+            where,
         )
 
 

@@ -1,0 +1,81 @@
+"""A simple relation of a wrong output to the reference's, such as a shift, a transpose or a lost factor."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+
+from workers.judge.pipeline.cases import comparable
+
+#: Larger outputs are not searched, to bound memory.
+_MOST: Final = 1 << 20
+#: Minimum number of values that share a factor or a term.
+_FEW: Final = 8
+#: Maximum share of the error that remains after a change which explains it.
+_LEFT: Final = 0.1
+
+
+def words(out: torch.Tensor, ref: torch.Tensor, shape: tuple[int, ...], wrong: torch.Tensor) -> str | None:
+    """Return how a wrong output is related to the reference's, or None without a simple relation.
+
+    Args:
+        out, ref: both outputs, flat.
+        shape: their shape.
+        wrong: true where a value is wrong.
+    """
+    if not 2 <= ref.numel() <= _MOST:
+        return None
+    try:
+        return " ".join(_sentences(*(comparable(each).double().reshape(shape) for each in (out, ref)), wrong)) or None
+    except RuntimeError:  # Other processes used the memory. The verdict does not need the words.
+        return None
+
+
+def _sentences(out: torch.Tensor, ref: torch.Tensor, wrong: torch.Tensor) -> Iterator[str]:
+    places = wrong.reshape(ref.shape).nonzero()
+    if not len(places):  # On a GPU another kernel counted them, with another rounding.
+        return
+    begin, end = places.amin(0).tolist(), (places.amax(0) + 1).tolist()
+    if 2 * math.prod(map(operator.sub, end, begin)) <= ref.numel():
+        yield f"All wrong values are in [{', '.join(f'{a}:{b}' for a, b in zip(begin, end, strict=True))}]."
+    found, expected = out.reshape(-1)[wrong], ref.reshape(-1)[wrong]
+    if not bool((found.isfinite() & expected.isfinite()).all()):
+        return
+    if not bool(found.any()):
+        yield "Every wrong value is 0."
+    elif 2 * len(found) > ref.numel() and bool((out.isfinite() & ref.isfinite()).all()):
+        left = _LEFT * (out - ref).norm()
+        explains = (
+            told
+            for told, like, of in _changes(out, ref)
+            if 2 * like.numel() > ref.numel() and (like - of).norm() <= left
+        )
+        if (change := next(explains, None)) is not None:
+            yield f"The output is nearly the reference's {change}."
+        elif bool((found < expected).all() | (found > expected).all()):
+            yield f"Every wrong value is too {'small' if found[0] < expected[0] else 'large'}."
+
+
+def _changes(out: torch.Tensor, ref: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Yield changes in words, with the tensors that are equal if a change is the only one."""
+    factor = float((out * ref).sum() / ref.square().sum())
+    yield f"times {factor:.4g}", out, ref * factor
+    offset = float((out - ref).mean())
+    yield f"plus {offset:.4g}", out - offset, ref
+    if ref.ndim > 1:
+        yield "with its last two dimensions exchanged", out.reshape(ref.mT.shape).mT, ref
+    for dimension, length in enumerate(ref.shape):
+        for by in (1, -1):
+            ends = [
+                each.narrow(dimension, int(first), max(length - 1, 0)) for each, first in ((out, by > 0), (ref, by < 0))
+            ]
+            yield f"shifted by {by} along dimension {dimension}", *ends
+        others = [each for each in range(ref.ndim) if each != dimension]
+        if _FEW * length <= ref.numel():
+            factors = (out * ref).sum(others, True) / ref.square().sum(others, True)
+            yield f"times factors that depend on dimension {dimension} alone", out, ref * factors
+            yield f"plus terms that depend on dimension {dimension} alone", out - (out - ref).mean(others, True), ref
