@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kqueue import examinations
-from kqueue.categories import Blame
+from kqueue.categories import Blame, Category
 from kqueue.contract import Result, Verdict
 from kqueue.evidence import Evidence, Facts, PassResult, ShapeResult, json_number
 from kqueue.figures import milliseconds, provenance, ratio, speedup
@@ -167,14 +167,18 @@ def causes(verdict: Result) -> Iterator[str]:
     if facts.likeness is not None:
         yield facts.likeness
     if facts.unwritten is not None and facts.unwritten == facts.of:
-        yield "The call wrote nothing: check that it launches the kernel, and returns no output of an earlier call."
+        yield "The call wrote nothing: check that it launches the kernel, and returns a new output."
     elif facts.unwritten is not None:
         every = (
             "All wrong values" if facts.unwritten >= (facts.wrong or 0) else f"{facts.unwritten} of the wrong values"
         )
         yield f"{every} were never written: check the grid, the masks and the tail of each dimension."
-    if (facts.effect or "").startswith("gradient") and any("complex" in one.dtype for one in evidence.inputs or ()):
-        yield "Complex gradients are conjugated: multiply the upstream gradient by the derivative's conjugate."
+    elif verdict.category is Category.NOT_FINITE:
+        yield "The kernel computed these values: check for overflow, division by 0, and values that it must not read."
+    if (facts.effect or "").startswith("gradient"):
+        yield "The outputs of forward are right."
+        if any("complex" in one.dtype for one in evidence.inputs or ()):
+            yield "Complex gradients are conjugated: multiply the upstream gradient by the derivative's conjugate."
     if facts.ties_only:
         yield "The indices differ only where the values at them are equal: break ties as the reference does."
     if evidence.parameters is not None:
@@ -192,10 +196,10 @@ def causes(verdict: Result) -> Iterator[str]:
             f"The reference is in training mode, and so its {', '.join(evidence.training_modules)} does not compute as"
             " in eval(): BatchNorm uses the statistics of the batch, and Dropout drops values."
         )
-    if facts.precision_downgrade:
+    if facts.precision_downgrade and facts.likeness is None and facts.unwritten is None:
         error = facts.relative_norm or 0.0
         which = next((name for least, most, name in _PRECISIONS if least <= error < most), _LOWER)
-        yield f"The error has the size of one by {which}. Otherwise a constant or a formula is slightly wrong."
+        yield f"The error is small: a constant or a formula is slightly wrong, or the kernel computes in {which}."
 
 
 def _times(verdict: Result) -> Iterator[str]:

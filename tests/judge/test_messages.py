@@ -35,7 +35,7 @@ SHORT = {
     right("raise StopIteration"): "StopIteration",
     "ModelNew = 1": "the source defines no class ModelNew derived from torch.nn.Module (ModelNew is of type int)",
     right(top="# ModelNew").replace("class ModelNew", "class Fast"): (
-        "the source defines no class ModelNew derived from torch.nn.Module, but Fast"
+        "the source defines no class ModelNew derived from torch.nn.Module, only Fast"
     ),
 }
 #: Bodies that end the process, and settings under which they do.

@@ -247,7 +247,7 @@ class Harness:
                 kind = "another class" if isinstance(entry, type) else f"of type {type(entry).__name__}"
                 told += f" ({self._job.entry} is {kind})"
             others = [name for name, value in vars(module).items() if _is_model(value)]
-            raise EntryPointError(told + (f", but {' and '.join(others[:3])}" if others else ""))
+            raise EntryPointError(told + (f", only {' and '.join(others[:3])}" if others else ""))
         self._class = entry
         for backend in registered().values() if self.on_gpu else ():
             if backend.prepare is not None and (loaded := sys.modules.get(backend.modules[0])) is not None:

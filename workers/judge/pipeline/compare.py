@@ -412,7 +412,7 @@ class _Output:
             share = f"{figures.distance / figures.size:.3g}" if figures.size else "more than all"
             return self._together(
                 "every value is within the tolerance, but only because the reference's values are tiny:"
-                f" |output - reference| is {share} of |reference|, or more among values of one size"
+                f" the error is {share} times as large as they are, or more for values of one magnitude"
             )
         shifts = figures.distance > min(_FROM_MEAN * figures.spread, resolution * figures.size)
         # Sums of many nearly equal values have rounding errors that no change of the inputs shows.

@@ -298,7 +298,7 @@ def _guard(source: str) -> Iterator[dict[str, Any]]:
         pattern = str(match["pattern"])
         policy = kernelguard.get_rule_policy(pattern)
         weak = policy.max_outcome == kernelguard.TELEMETRY_ONLY
-        meaning = f"kernelguard's rule for {policy.technique_family.replace('_', ' ')}"
+        meaning = f"matches the package kernelguard's rule for {policy.technique_family.replace('_', ' ')}"
         severity = "note" if weak else "suspicious"
         yield _finding(pattern.lower(), severity, None, str(match.get("evidence", "")), "kernelguard", meaning)
 
