@@ -9,10 +9,11 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import typer
 
@@ -128,28 +129,45 @@ def open_(
         bool, typer.Option("--flower", help="Open the Flower of the fleet that `kqueue up` runs.")
     ] = False,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the link.")] = False,
+    share: Annotated[
+        int | None,
+        typer.Option(metavar="DAYS", min=1, max=366, help="Print a link that only reads, for anyone, for these days."),
+    ] = None,
+    owner: Annotated[str | None, typer.Option(help="With --share: show the work of this owner only.")] = None,
+    to: Annotated[str, typer.Option(metavar="PATH", help="The page to show, such as /batches/night.")] = "/",
 ) -> None:
     """Print a link that logs a browser in at the fleet's page, and open it if there is a display.
 
     The link can be used once within a minute, and needs no token. To make one, you need a database login that can make
-    tokens. With --flower, the link contains Flower's password, which is valid until the fleet stops.
+    tokens. With --share, the link can be given to others. `kqueue token` lists and revokes it. With --flower, the link
+    contains Flower's password, which is valid until the fleet stops.
     """
     from kqueue.config import flower_access, http_url, load
     from kqueue.store import sessions
+    from kqueue.store.tokens import Scope
 
     config = load()
     address, credentials = flower_access(config) if flower else (http_url(config), "")
     base = (url or address).rstrip("/")
+    if owner is not None and share is None:
+        raise ConfigError("--owner: give --share too: other links show all that you may see")
     if not base.startswith(("http://", "https://")):
         raise ConfigError(f"{base}: a browser needs an address that begins with http:// or https://: give --url")
     if flower:
         link = f"{base}/".replace("://", f"://{quote(credentials, safe=':')}@", 1)
     else:
+        name, how = f"kqueue open by {actor()}", dict[str, Any]()
+        if share is not None:
+            lifetime = timedelta(days=share)
+            name += f", shared until {datetime.now(UTC) + lifetime:%Y-%m-%d %H:%M:%S}"
+            how = {"lifetime": lifetime, "scopes": [Scope.READ_ALL]}
+            if owner is not None:
+                how |= {"scopes": [Scope.READ], "owner": owner}
         with database("open") as engine:
-            secret = sessions.invite(engine, f"kqueue open by {actor()}")
-        link = f"{base}/login?link={secret}"
+            secret = sessions.invite(engine, name, **how)
+        link = f"{base}/login?{urlencode({'link': secret} | ({} if to == '/' else {'next': to}))}"
     typer.echo(link)
-    if not no_browser and any(os.environ.get(name) for name in _DISPLAYS):
+    if not no_browser and share is None and any(os.environ.get(name) for name in _DISPLAYS):
         _open_link(link)
 
 

@@ -63,31 +63,39 @@ def end(engine: Engine, secret: str) -> None:
         connection.execute(delete(Session).where(Session.digest == digest_of(secret), Session.is_link.is_(False)))
 
 
-def invite(engine: Engine, name: str) -> str:
-    """Create a login link for one browser, to read and cancel everything and to submit problems. Return its secret.
+def invite(
+    engine: Engine,
+    name: str,
+    *,
+    scopes: Collection[Scope] = (Scope.PROBLEMS, *WIDE),
+    lifetime: timedelta = LINK_LIFETIME,
+    **owner: str,
+) -> str:
+    """Create a login link, by default for one browser with all rights but the operator's. Return its secret.
 
-    The secret is not stored. Its sessions belong to a token of this name, which has no secret and can be revoked.
+    The secret is not stored. Its sessions belong to a token of this name, which has no secret and can be revoked. A
+    link that only reads logs in any number of browsers.
     """
     secret = new_secret(_LINK)
     with transaction(engine) as connection:
-        token_id = _allow(connection, name, (Scope.PROBLEMS, *WIDE))
+        token_id = _allow(connection, name, scopes, **owner)
         connection.execute(
             insert(Session).values(
-                digest=digest_of(secret), token_id=token_id, is_link=True, ends_at=func.now() + LINK_LIFETIME
+                digest=digest_of(secret), token_id=token_id, is_link=True, ends_at=func.now() + lifetime
             )
         )
     return secret
 
 
 def accept(engine: Engine, secret: str) -> str | None:
-    """Log a browser in by a link and invalidate the link. Return the session's secret, or None for an invalid link."""
+    """Log a browser in by a link, which ends unless it only reads. Return the session's secret, or None."""
+    link = (Session.digest == digest_of(secret), Session.is_link.is_(True), _LIVE)
+    token = select(Token.id).where(VALID)
+    reads = Token.scopes.contained_by([Scope.READ.value, Scope.READ_ALL.value])
+    once = delete(Session).where(*link, Session.token_id.in_(token.where(~reads))).returning(Session.token_id)
+    often = select(Session.token_id).where(*link, Session.token_id.in_(token.where(reads)))
     with transaction(engine) as connection:
-        token_id = connection.scalar(
-            delete(Session)
-            .where(Session.digest == digest_of(secret), Session.is_link.is_(True), _LIVE)
-            .where(Session.token_id.in_(select(Token.id).where(VALID)))
-            .returning(Session.token_id)
-        )
+        token_id = connection.scalar(once) or connection.scalar(often)
         return None if token_id is None else _begin(connection, token_id)
 
 

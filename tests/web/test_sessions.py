@@ -228,6 +228,24 @@ def test_the_command_prints_a_link_that_lets_in(served: Served, config: Config) 
         assert client.get("/evaluations").status_code == 200
 
 
+@pytest.mark.parametrize(("owner", "status"), [((), 200), (("--owner", "eve"), 404)], ids=["all", "owner"])
+def test_a_shared_link_lets_many_look(
+    served: Served, config: Config, engine: Engine, queued: UUID, owner: tuple[str, ...], status: int
+) -> None:
+    """It shows its page, lets nobody change anything, and is revoked like a token."""
+    page = f"/evaluations/{queued}"
+    link = command(config, "open", "--share", "7", "--to", page, "--url", served.url, *owner)[1].strip()
+    for _ in range(2):
+        with stranger(served) as client:
+            assert f'href="{page}"' in client.get(link).text
+            assert client.get(page).status_code == status
+            assert client.post(f"{page}/cancel", headers=OWN_FORM).status_code in (403, 404)
+    [known] = [known for known in tokens.listing(engine) if "shared until" in known.name]
+    tokens.revoke(engine, known.name)
+    with stranger(served) as client:
+        assert client.get(link).status_code == 403
+
+
 def test_browsers_that_came_by_a_former_secret_are_out(served: Served, engine: Engine) -> None:
     identity = uuid4()
     with visitor(served, tokens.renew(engine, identity, "it", [tokens.Scope.READ])) as client:
