@@ -131,7 +131,9 @@ def open_(
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the link.")] = False,
     share: Annotated[
         int | None,
-        typer.Option(metavar="DAYS", min=1, max=366, help="Print a link that only reads, for anyone, for these days."),
+        typer.Option(
+            metavar="DAYS", min=1, max=366, help="Print a link that only reads, for any browser, for these days."
+        ),
     ] = None,
     owner: Annotated[str | None, typer.Option(help="With --share: show the work of this owner only.")] = None,
     to: Annotated[str, typer.Option(metavar="PATH", help="The page to show, such as /batches/night.")] = "/",
@@ -139,8 +141,8 @@ def open_(
     """Print a link that logs a browser in at the fleet's page, and open it if there is a display.
 
     The link can be used once within a minute, and needs no token. To make one, you need a database login that can make
-    tokens. With --share, the link can be given to others. `kqueue token` lists and revokes it. With --flower, the link
-    contains Flower's password, which is valid until the fleet stops.
+    tokens. With --share, any number of browsers can use the link, and `kqueue token` lists and revokes it. With
+    --flower, it contains Flower's password, which is valid until the fleet stops.
     """
     from kqueue.config import flower_access, http_url, load
     from kqueue.store import sessions
@@ -150,7 +152,7 @@ def open_(
     address, credentials = flower_access(config) if flower else (http_url(config), "")
     base = (url or address).rstrip("/")
     if owner is not None and share is None:
-        raise ConfigError("--owner: give --share too: other links show all that you may see")
+        raise ConfigError("--owner: give --share too, because other links show the work of all owners")
     if not base.startswith(("http://", "https://")):
         raise ConfigError(f"{base}: a browser needs an address that begins with http:// or https://: give --url")
     if flower:

@@ -1,4 +1,4 @@
-"""Two kernels side by side, and two batches: broken, fixed, slower and faster ones."""
+"""Two kernels side by side, two batches (broken, fixed, slower and faster kernels), and problems by batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kqueue.evidence import Measurement
 from kqueue.store import reports
 from kqueue.store.reports import Detail, batches, boards
 from kqueue.web import present
-from kqueue.web.parameters import CurrentGateway, TextFilter
+from kqueue.web.parameters import CurrentGateway, TextFilter, given_filters
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Viewer, page, pages
 
@@ -27,6 +27,9 @@ _CHANGES: Final = 3000
 #: Maximum number of batches that the form offers, and of rows in a table of pairs.
 _BATCHES: Final = 50
 _PAIRS: Final = 200
+#: Maximum number of batches and of problems in the matrix.
+_COLUMNS: Final = 8
+_ROWS: Final = 500
 #: An evaluation's id or its first digits, or a kernel's whole hash.
 _Which = Annotated[str, Path(max_length=64)]
 
@@ -44,6 +47,17 @@ async def compare_batches(
     known = await gateway.read(batches.known_batches, limit=_BATCHES)
     names: dict[str, Any] = {"first": first or "", "second": second or ""}
     return page(request, "batches_compared.html", changes=changes, known=known, most=_PAIRS, **names)
+
+
+@router.get("/matrix")
+async def matrix(request: Request, _: Viewer, gateway: CurrentGateway, name: TextFilter = None) -> Response:
+    """Show problems by batches: the latest ones, or those with names that begin so."""
+    known = await gateway.read(batches.known_batches, beginning=name or "", limit=_COLUMNS)
+    names = [batch.name for batch in reversed(known)]
+    rows = dict[str, dict[str, batches.Cell]]()
+    for cell in await gateway.read(batches.matrix, names):
+        rows.setdefault(cell.problem_hash, {})[cell.batch] = cell
+    return page(request, "matrix.html", rows=rows, names=names, asked=given_filters(name=name), most=_ROWS)
 
 
 @router.get("/compare/{first}/{second}/times.svg")

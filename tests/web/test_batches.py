@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from urllib.parse import quote
@@ -131,10 +132,17 @@ def test_two_batches_are_compared(
     assert all(pair.change == pair.second.problem_label for pair in found.pairs if pair.second.problem_label)
     assert found.mean == pytest.approx(2 ** (1 / 3))
     assert "Compare two batches" in shown(browser, "/compare")
+    matrix = shown(browser, "/matrix")
+    columns = [matrix.index(f'<th scope="col">{name}</th>') for name in ("problem", "b", "a")]
+    assert columns == sorted(columns)
+    cells = re.findall(r'href="/evaluations\?batch=([ab])&amp;[^"]*">([^<]*)</a> <span class="dim">([^<]*)<', matrix)
+    assert cells[:2] == [("b", "none right", "0/1"), ("a", "2.00x", "1/1")]  # of "broke", the first label
+    assert ("a", "4.00x", "2/2") in cells
     assert "/compare" in Elements(shown(browser, "/batches/a")).all("form", "action")
     shown(browser, "/compare?first=a&second=none", 404)
     with visitor(served, tokens.create(engine, "of bob", (tokens.Scope.READ,), owner="bob")[1]) as bob:
         shown(bob, "/compare?first=a&second=b", 404)
+        assert "No batch with a verdict matches" in shown(bob, "/matrix")
         assert Elements(shown(bob, "/compare")).all("option", "value") == []
         assert "<strong>0</strong> verdicts" in shown(bob, "/days")
 

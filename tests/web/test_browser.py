@@ -80,6 +80,7 @@ def addresses(served: Served, engine: Engine, judge: Callable[..., None]) -> lis
     lists = ["problems", f"problems/{problem}", "batches", "batches/step%2F1", "runs", "cost?by=producer"]
     lists += [
         "days",
+        "matrix",
         "compare?first=step/1&second=step/1",
         "search?q=ModelNew",
         f"runs/{one.id}",

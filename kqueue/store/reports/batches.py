@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -54,6 +54,18 @@ class BatchFault:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The kernels of a batch for a problem: how many have a verdict and are right, and the largest speedup."""
+
+    problem_hash: str
+    problem_label: str | None
+    batch: str
+    judged: int
+    right: int
+    best: float | None
+
+
 def known_batches(engine: Engine, *, beginning: str = "", limit: int = 50) -> list[KnownBatch]:
     """Return batches, the latest submission first.
 
@@ -91,6 +103,26 @@ def names(engine: Engine, beginning: str, *, limit: int = 200) -> list[str]:
     with transaction(engine) as connection:
         found = list(connection.scalars(query.limit(limit)))
     return found[:1] if found[:1] == [beginning] else found
+
+
+def matrix(engine: Engine, names: Sequence[str]) -> list[Cell]:
+    """Return the cells of a table of problems by batches, by the problems' labels."""
+    is_right = Summary.category.in_(RIGHT)
+    cells = (
+        select(
+            Summary.problem_hash,
+            Summary.batch,
+            func.count().label("judged"),
+            func.count().filter(is_right).label("right"),
+            func.max(Summary.speedup).filter(is_right).label("best"),
+        )
+        .where(Summary.batch.in_(names))
+        .group_by(Summary.problem_hash, Summary.batch)
+        .subquery()
+    )
+    mine = (Evaluation.problem_hash == cells.c.problem_hash, Evaluation.batch == cells.c.batch)
+    label = select(Evaluation.problem_label).where(*mine).limit(1).scalar_subquery().label("problem_label")
+    return fetch(engine, Cell, select(cells, label).order_by("problem_label", cells.c.problem_hash))
 
 
 def batch_faults(engine: Engine, batch: str, counts: Mapping[Category, int]) -> list[BatchFault]:
