@@ -97,11 +97,7 @@ def put_back(
 
 
 def checked(encoded: Any, roots: Sequence[TensorSpec]) -> tuple[View, ...]:
-    """Return views from untrusted values.
-
-    Raises:
-        ValueError: a view is malformed or exceeds its root.
-    """
+    """Return views from untrusted values. Raise ValueError if a view is malformed or exceeds its root."""
     views = tuple(View(*fields) for fields in encoded if len(fields) == len(View._fields))
     for view in views:
         numbers = (view.root, view.offset, *view.shape, *view.stride)
