@@ -261,12 +261,8 @@ class Postgres(Server):
             return
         except (ValueError, IndexError):
             pid = 0
-        if running(pid):
-            try:
-                here = Path(f"/proc/{pid}/cwd").samefile(self._data)
-            except OSError:
-                here = False
-            if here:
+        with contextlib.suppress(OSError):  # it has ended
+            if running(pid) and Path(f"/proc/{pid}/cwd").samefile(self._data):
                 raise LocalFleetError(f"process {pid} runs Postgres on {self._data}: stop it first")
         stale.unlink()
 
