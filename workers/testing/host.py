@@ -145,7 +145,10 @@ class Job:
 
     def output(self) -> bytes:
         """Return what the process has printed since the last call, without waiting."""
-        chunk = b"".join(self._read(self._printed))
+        chunk = b""
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(self._printed, _READ_BYTES):
+                chunk += part
         self._tail += chunk
         del self._tail[:-_KEPT_BYTES]
         return chunk
@@ -216,11 +219,6 @@ class Job:
         if gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = gpu
         return environment
-
-    def _read(self, descriptor: int) -> Iterator[bytes]:
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(descriptor, _READ_BYTES):
-                yield chunk
 
 
 class Here:
