@@ -19,7 +19,6 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from workers.judge.host.turns import opened
@@ -143,8 +142,7 @@ class Booking:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Free the memory."""
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     @property

@@ -230,11 +230,9 @@ class InMemoryStore(Store):
         self._entries: dict[str, Entry] = {}
 
     def get(self, key: str) -> Entry | None:
-        """Return the build with a key, or None."""
         return self._entries.get(key)
 
     def put(self, entry: Entry) -> None:
-        """Keep a build."""
         self._entries[entry.header.key] = entry
 
 
