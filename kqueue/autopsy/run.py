@@ -35,14 +35,12 @@ async def dissect(autopsy: Autopsy, judge: Judge, budget_s: float) -> Report:
     until = began + budget_s
     rounds = autopsy.rounds()
     ended = None
-    try:
+    with contextlib.suppress(StopIteration):
         requests = next(rounds)
         while (left_s := until - time.monotonic()) > 0:
             waits = {"queue_wait_s": max(QUEUE_S, left_s)}
             requests = rounds.send(await judge([one.model_copy(update=waits) for one in requests], until))
         ended = Ended.TIME
-    except StopIteration:
-        pass
     return autopsy.report(time.monotonic() - began, ended)
 
 
@@ -60,12 +58,11 @@ def by_fleet(autopsy: Autopsy, client: Client, budget_s: float, on_round: OnRoun
         tickets = client.submit_batch([request.model_copy(update={"queue_wait_s": left_s}) for request in requests])
         results: dict[int, Result] = {}
         try:
-            for ticket, verdict in client.as_completed(tickets, left_s):
-                results[tickets.index(ticket)] = verdict
-                if autopsy.settled(results, len(tickets)):
-                    break
-        except WaitTimeout:
-            pass
+            with contextlib.suppress(WaitTimeout):
+                for ticket, verdict in client.as_completed(tickets, left_s):
+                    results[tickets.index(ticket)] = verdict
+                    if autopsy.settled(results, len(tickets)):
+                        break
         finally:
             for index, ticket in enumerate(tickets):
                 if index not in results:

@@ -147,10 +147,8 @@ class Fleet:
     def _submit(self, fields: dict[str, Any]) -> Ticket:
         """Submit a group. Only the first one includes the repository's files, which the fleet then stores."""
         if self._stored:
-            try:
+            with contextlib.suppress(UnknownProblem):  # the fleet has removed the files, which no evaluation used
                 return self._client.submit(parse_request(fields | {"problem": self._stored}))
-            except UnknownProblem:  # the fleet has removed the files because no evaluation used them
-                pass
         request = parse_request(fields | {"problem": self._archive})
         ticket = self._client.submit(request)
         self._stored = request.problem_name
@@ -266,10 +264,8 @@ def words(verdict: Verdict) -> list[dict[str, Any]]:
     """Return the valid messages of a process. Foreign code can have sent invalid ones."""
     messages: list[dict[str, Any]] = []
     for line in (verdict.evidence.tests.words if verdict.evidence.tests else "").splitlines():
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             message = json.loads(line)
             if isinstance(message, dict) and isinstance(message.get("at"), str):
                 messages.append(claims.cleaned(message))
-        except (ValueError, RecursionError):
-            pass
     return messages

@@ -6,6 +6,7 @@ tensor is the tensor itself. Other inputs are views of a root in one dimension, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -107,10 +108,7 @@ def checked(encoded: Any, roots: Sequence[TensorSpec]) -> tuple[View, ...]:
             raise ValueError("a view of impossible numbers")
         if len(view.shape) != len(view.stride) or len(view.shape) > MAX_DIMS or view.root >= len(roots):
             raise ValueError("a view of an impossible form")
-        size = 1
-        for length in roots[view.root].shape:
-            size *= length
-        if view.offset + view.extent > size:
+        if view.offset + view.extent > math.prod(roots[view.root].shape):
             raise ValueError("a view beyond its root")
     if len(views) != len(encoded):
         raise ValueError("a view of an impossible form")

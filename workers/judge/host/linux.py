@@ -325,10 +325,8 @@ def memory_bytes(pid: int | str) -> int:
 
 def out_of_memory_kills() -> int:
     """Return the number of kills by the host's out-of-memory killer, or 0 if the host does not report it."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         for line in read("/proc/vmstat").splitlines():
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
-    except (OSError, ValueError):
-        pass
     return 0

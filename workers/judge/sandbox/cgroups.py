@@ -300,11 +300,9 @@ def _numbers(file: Path) -> dict[str, int]:
 
 def _kill(directory: Path) -> bool:
     """Kill every process in a group. Return whether Linux did it at once."""
-    try:
+    with contextlib.suppress(OSError):
         (directory / "cgroup.kill").write_text("1")
         return True
-    except OSError:
-        pass
     with contextlib.suppress(OSError):
         for pid in (directory / "cgroup.procs").read_text().split():
             with contextlib.suppress(OSError):
