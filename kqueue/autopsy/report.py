@@ -174,9 +174,7 @@ _QUOTES: Final = "'''"
 def program(request: Request, problem: str, result: Result, seeds: tuple[int, ...], words: str) -> str:
     """Return the program that reproduces a failure. It exits with 1 if the kernel fails, and with 0 otherwise.
 
-    Args:
-        seeds: seeds of the problem's input sets. Empty for the judge's own.
-        words: text on how the problem was shrunk.
+    The ``seeds`` are empty for the judge's own. The ``words`` say how the problem was shrunk.
     """
     settings, facts = request.settings, result.facts
     # Only on a GPU does the evidence contain a memory plan.

@@ -30,36 +30,25 @@ QUEUE_S: Final = 1.0
 
 
 async def dissect(autopsy: Autopsy, judge: Judge, budget_s: float) -> Report:
-    """Run rounds in an event loop until there is nothing smaller to try, or the time is over.
-
-    Args:
-        autopsy: the autopsy, with its failure.
-        budget_s: time limit in seconds from now.
-    """
+    """Run rounds in an event loop until there is nothing smaller to try, or ``budget_s`` seconds are over."""
     began = time.monotonic()
     until = began + budget_s
     rounds = autopsy.rounds()
     ended = None
-    try:
+    with contextlib.suppress(StopIteration):
         requests = next(rounds)
         while (left_s := until - time.monotonic()) > 0:
             waits = {"queue_wait_s": max(QUEUE_S, left_s)}
             requests = rounds.send(await judge([one.model_copy(update=waits) for one in requests], until))
         ended = Ended.TIME
-    except StopIteration:
-        pass
     return autopsy.report(time.monotonic() - began, ended)
 
 
 def by_fleet(autopsy: Autopsy, client: Client, budget_s: float, on_round: OnRound) -> Report:
     """Run an autopsy on a fleet, with several problems judged concurrently. No evaluation continues after it.
 
-    Args:
-        budget_s: time limit in seconds from now.
-
     Raises:
-        WaitTimeout: the failure was not given, and no verdict came in time.
-        KqueueError: the fleet refused a request, or cannot be used.
+        WaitTimeout: the failure was not given, and no verdict came in ``budget_s`` seconds.
     """
     deadline = time.monotonic() + budget_s
 
@@ -69,12 +58,11 @@ def by_fleet(autopsy: Autopsy, client: Client, budget_s: float, on_round: OnRoun
         tickets = client.submit_batch([request.model_copy(update={"queue_wait_s": left_s}) for request in requests])
         results: dict[int, Result] = {}
         try:
-            for ticket, verdict in client.as_completed(tickets, left_s):
-                results[tickets.index(ticket)] = verdict
-                if autopsy.settled(results, len(tickets)):
-                    break
-        except WaitTimeout:
-            pass
+            with contextlib.suppress(WaitTimeout):
+                for ticket, verdict in client.as_completed(tickets, left_s):
+                    results[tickets.index(ticket)] = verdict
+                    if autopsy.settled(results, len(tickets)):
+                        break
         finally:
             for index, ticket in enumerate(tickets):
                 if index not in results:
@@ -85,17 +73,10 @@ def by_fleet(autopsy: Autopsy, client: Client, budget_s: float, on_round: OnRoun
 
 
 def by_judge(autopsy: Autopsy, local: LocalJudge, budget_s: float, on_round: OnRound) -> Report:
-    """Run an autopsy with a local judge, one problem at a time.
+    """Run an autopsy of width 1 with a local judge, which can end a running evaluation only by being closed.
 
-    Args:
-        autopsy: the autopsy, of width 1.
-        local: the judge. It can end a running evaluation only by being closed.
-        budget_s: time limit in seconds from now. In the main thread, the running evaluation is then ended together with
-            the judge's process, as by Ctrl-C. In another thread it runs to its end.
-
-    Raises:
-        WaitTimeout: the failure was not given, and no verdict came in time.
-        JudgeUnavailable: this machine cannot judge.
+    After ``budget_s`` seconds, the running evaluation is ended together with the judge's process, as by Ctrl-C, in the
+    main thread. In another thread it runs to its end. WaitTimeout is raised as by :func:`by_fleet`.
     """
     deadline = time.monotonic() + budget_s
 

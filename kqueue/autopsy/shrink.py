@@ -123,12 +123,7 @@ get_inputs = _fixed_inputs(get_inputs, {seeds!r}, {fill!r}, {keep!r})
 
 
 def fixed(source: str, seeds: tuple[int, ...], fill: Fill, keep: tuple[int, int] | None) -> str:
-    """Return a problem's source with inputs that are drawn under fixed seeds. The source is not run.
-
-    Args:
-        seeds: one for each input set. The judge's checks select among them.
-        keep: range of the elements that are not set to 0, counted through all inputs, or None for all.
-    """
+    """Return a problem's source with inputs as in a :class:`Case` with fixed seeds. The source is not run."""
     return source.rstrip("\n") + "\n" + _WRAP.format(seeds=seeds, fill=str(fill), keep=keep)
 
 
@@ -235,20 +230,12 @@ class Autopsy:
             except StopIteration:
                 break
         report = autopsy.report()
-
-    Attributes:
-        evaluations: number of evaluations so far.
-        failure: the kernel's failure, or None while it is unknown.
     """
 
     def __init__(self, request: Request, failure: Result | None = None, *, width: int = 1, most: int = 100) -> None:
-        """Prepare an autopsy.
+        """Prepare an autopsy of at most ``most`` evaluations, and of ``width`` requests in a round.
 
-        Args:
-            request: the sources of the problem and the kernel, with settings and lane.
-            failure: the known failure of the kernel. If None, the kernel is judged first.
-            width: maximum number of requests in a round.
-            most: maximum number of evaluations.
+        If the ``failure`` is not known, the kernel is judged first.
         """
         # A failure can depend on the weights, so all evaluations have the same.
         seed = SEED if request.settings.seed is None else request.settings.seed
@@ -273,11 +260,9 @@ class Autopsy:
         return self.failure.facts.kind != _GIVEN or result.facts.kind == _GIVEN
 
     def settled(self, results: Mapping[int, Result], asked: int) -> bool:
-        """Return True if the remaining results of a round are not needed.
+        """Return True if the remaining results of a round of ``asked`` requests are not needed.
 
-        Args:
-            results: the results so far, by the request's index in the round.
-            asked: the number of the round's requests.
+        The ``results`` so far have the index of their request in the round.
         """
         for index in range(asked):
             if index not in results:
@@ -309,15 +294,7 @@ class Autopsy:
         return f"{self.failure.category}" + (f": fails on {words_of(best.tensors)}" if best is not None else "")
 
     def report(self, seconds: float = 0.0, ended: Ended | None = None) -> Report:
-        """Return the report of the autopsy so far.
-
-        Args:
-            seconds: elapsed time in seconds.
-            ended: ``time`` or ``interrupted`` if that ended it, or None if :meth:`rounds` completed.
-
-        Raises:
-            ValueError: there is no result, and no failure was given.
-        """
+        """Return the report of the autopsy so far. ``ended`` is ``time`` or ``interrupted`` if that ended it."""
         failure = self.failure
         if failure is None:
             raise ValueError("no failure of the kernel is known")
@@ -329,6 +306,7 @@ class Autopsy:
         best = self._best or self._first
         problem = self._source(best.case) if best is not None else None
         shown = best.result if best is not None else failure
+        asked = self._request.model_copy(update={"settings": self._hurried(self._request.settings)})
         return Report(
             category=failure.category,
             message=shown.message,
@@ -346,7 +324,7 @@ class Autopsy:
             problem=problem,
             repro=None
             if problem is None or best is None
-            else program(self._hurried_request, problem, best.result, best.case.seeds, self._summary(best)),
+            else program(asked, problem, best.result, best.case.seeds, self._summary(best)),
         )
 
     def _take_shape(self) -> None:
@@ -520,10 +498,6 @@ class Autopsy:
                 "reuse": True,
             }
         )
-
-    @property
-    def _hurried_request(self) -> Request:
-        return self._request.model_copy(update={"settings": self._hurried(self._request.settings)})
 
     def _hurried(self, settings: Settings) -> Settings:
         """Shorten the deadlines of a call that is expected to hang."""

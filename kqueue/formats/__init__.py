@@ -30,11 +30,7 @@ def recognise(path: Path) -> str | None:
 
 
 def read(path: Path) -> Iterator[Problem | Refused]:
-    """Return an iterator over the entries of a file or folder, in the set's order.
-
-    Raises:
-        InvalidRequest: the path has no known format.
-    """
+    """Return an iterator over the entries of a file or folder, in the set's order."""
     if not path.exists():
         raise InvalidRequest(f"{path}: No such file or directory")
     name = recognise(path)
@@ -45,11 +41,7 @@ def read(path: Path) -> Iterator[Problem | Refused]:
 
 
 def one(path: Path, name: str | None) -> Problem:
-    """Return the problem with a name, or the only one.
-
-    Raises:
-        InvalidRequest: there is no such problem, or it cannot be translated. The message has the names or the reason.
-    """
+    """Return the problem with a name, or the only one. The message of an InvalidRequest has the names or the reason."""
     entries = (entry for entry in read(path) if name in (None, entry.name))
     found = list(islice(entries, _SHOWN if name is None else 1))
     if not found:
@@ -63,11 +55,7 @@ def one(path: Path, name: str | None) -> Problem:
 
 
 def kernel(problem: str, source: str) -> str:
-    """Return a kernel in the form that a translated problem needs. Other problems' kernels are returned unchanged.
-
-    Raises:
-        InvalidRequest: the kernel cannot be translated. The message has the reason.
-    """
+    """Return a kernel in the form that a translated problem needs. Other problems' kernels are returned unchanged."""
     facts = origin(problem)
     module = FORMATS.get(str(facts.get("format")))
     if module is None or "ModelNew" in common.defined(source):

@@ -25,11 +25,7 @@ _STATUS: Final = {
 
 
 def traces_of(folder: Path, record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the traces of a line of ``kqueue judge --json`` about a definition of a set.
-
-    Raises:
-        InvalidRequest: the set has no such definition, the kernel was not at fault, or it passed and was not timed.
-    """
+    """Yield the traces of a line of ``kqueue judge --json`` about a definition of a set."""
     known = {name: value for name, value in record["verdict"].items() if name in Outcome.model_fields}
     outcome = Outcome.model_validate(known)
     environment = Environment.model_validate(record["verdict"]["environment"])

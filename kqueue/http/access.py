@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Iterable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID, uuid4
 
@@ -60,7 +61,7 @@ class AccessLog:
         request = Request(scope)
         given = request.headers.get(HEADER, "")
         identity = given if _GIVEN.fullmatch(given) else uuid4().hex
-        figures = _Figures(identity)
+        figures = _Figures()
 
         async def receive_counted() -> Message:
             message = await receive()
@@ -92,16 +93,15 @@ class AccessLog:
             _about.reset(mark)
 
 
+@dataclass(slots=True)
 class _Figures:
     """Figures of one request, for its log line."""
 
-    def __init__(self, identity: str) -> None:
-        self.identity = identity
-        self.begun = time.perf_counter()
-        self.status = 0
-        self.bytes_in = 0
-        self.bytes_out = 0
-        self.evaluations: list[UUID] = []
+    begun: float = field(default_factory=time.perf_counter)
+    status: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    evaluations: list[UUID] = field(default_factory=list[UUID])
 
 
 def _write_line(request: Request, figures: _Figures) -> None:

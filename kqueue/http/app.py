@@ -44,15 +44,12 @@ def create_app(
     """Return the application for a fleet. It connects to the services when it starts.
 
     Args:
-        config: settings of the fleet.
+        config: settings of the fleet. Wrong ones raise ConfigError.
         streams: maximum number of open streams of events per caller. Each queries the database every second.
         stream_s: maximum seconds of a stream. Its client must then reconnect with a token that is still valid.
         routers: additional routers, which precede the API's.
         open_forms: paths to which clients without a credential can send a small body.
         of_session: function that returns the caller of a request with a browser's session, or None.
-
-    Raises:
-        ConfigError: no database is set, other machines could send requests without a token, or the key is invalid.
     """
     check_access(config)
     # Invalid files and limits are reported now, and not at their first use.

@@ -74,12 +74,7 @@ async def note_scope(request: Request, caller: Caller, needed: Scope) -> None:
 
 
 async def known(request: Request, _: _Declared) -> Caller | None:
-    """Return the caller of a public route, or None for a caller without a credential.
-
-    Raises:
-        HttpError: 401 for a wrong token, 403 for a request of a foreign web page.
-        DatabaseUnavailable: the token cannot be looked up.
-    """
+    """Return the caller of a public route, or None for a caller without a credential."""
     if "authorization" in request.headers:
         return await identify(request)
     caller = without_token(request)
@@ -89,12 +84,7 @@ async def known(request: Request, _: _Declared) -> Caller | None:
 
 
 async def identify(request: Request) -> Caller:
-    """Return the caller of a request. The database is queried once for each request.
-
-    Raises:
-        HttpError: 401 without a valid credential, 403 for a request of a foreign web page without a token.
-        DatabaseUnavailable: the token cannot be looked up.
-    """
+    """Return the caller of a request, or raise an HttpError. The database is queried once for each request."""
     caller: Caller | None = getattr(request.state, "caller", None)
     if caller is None:
         caller = request.state.caller = _restricted(request, await _identify(request))
@@ -114,11 +104,7 @@ Anybody = Annotated[Caller | None, Depends(known)]
 
 
 def _restricted(request: Request, caller: Caller) -> Caller:
-    """Return the caller with the restriction that the header :data:`~kqueue.http.SESSION` asks for.
-
-    Raises:
-        HttpError: 400 for a malformed header.
-    """
+    """Return the caller with the restriction that the header :data:`~kqueue.http.SESSION` asks for."""
     wanted = request.headers.get(SESSION)
     if wanted is None:
         return caller
@@ -160,8 +146,7 @@ async def _identify(request: Request) -> Caller:
 def without_token(request: Request) -> Caller | None:
     """Return the caller of a request without a token, or None if it has no other credential.
 
-    Raises:
-        HttpError: 403 for a request of a foreign web page, where local users are trusted.
+    Raise an HttpError 403 for a request of a foreign web page, where local users are trusted.
     """
     peer: int | None = request.scope.get(PEER_UID)
     if peer is not None:

@@ -45,7 +45,6 @@ class Device:
 
     Attributes:
         id: its number in the fleet, which orders GPUs by host and then by index on the host.
-        gpu: its state in the database.
         lanes: the lanes that its live workers serve.
         slots: the number of its live workers.
         idle: the number of live workers that would accept an evaluation now.
@@ -90,7 +89,6 @@ class View:
     """The fleet at one moment.
 
     Attributes:
-        devices: its GPUs, by number.
         backlog: by lane, the numbers of evaluations that are ``queued`` and ``running``.
         probes: the results of the judge's probes in the last day.
     """
@@ -201,9 +199,7 @@ class Fleet:
     async def get(self) -> View:
         """Return the last view, which is about one second old.
 
-        Raises:
-            ServiceError: the database cannot be used.
-            HttpError: 503, the database has not answered for twelve seconds.
+        Raise an HttpError 503 if the database has not answered for twelve seconds.
         """
         if self._reading is None and time.monotonic() - self._read_at > _FRESH_S:
             self._reading = asyncio.create_task(self._read())

@@ -66,11 +66,7 @@ class KernelRequest(Bounded):
     backend: str = Field("cuda", description="Name of a backend, such as `cuda` or `triton`.")
 
     def as_request(self, **arguments: Any) -> Request:
-        """Return the request for this kernel and further arguments of :func:`~kqueue.kernelbench.request_of`.
-
-        Raises:
-            InvalidRequest: an argument is wrong.
-        """
+        """Return the request for this kernel and further arguments of :func:`~kqueue.kernelbench.request_of`."""
         # An unknown field of the body can have the name of a shared field, so only declared fields are read.
         given = {name: getattr(self, name) for name in _SHARED & type(self).model_fields.keys()}
         return kernelbench.request_of(**given | arguments)
@@ -95,7 +91,6 @@ async def accept(
     reuse the verdict of any caller's equal evaluation.
 
     Args:
-        gateway, caller, request: the fleet, the submitter and the evaluation.
         key: requests with the same key share one evaluation. Without a key, equal requests share one.
         stands_s: seconds for which the answer is returned again without a key, or None for no limit.
         finished_counts: False to make a new evaluation if the earlier one has its verdict.
@@ -103,7 +98,6 @@ async def accept(
     Raises:
         HttpError: 503, no live worker can judge the request. 409, the key belongs to another request. 403 and 429 of
             :meth:`Gateway.submit`.
-        InvalidRequest, DatabaseUnavailable: the errors of :meth:`kqueue.Client.submit`.
     """
     request = upper_limits.apply(request, caller.limits)
     name = key if key is not None else request.model_dump_json()

@@ -120,18 +120,14 @@ class _Threads:
 
 
 class Gateway:
-    """A fleet for the routes. The server calls :meth:`open` and :meth:`close` in its event loop.
-
-    Attributes:
-        stopping: set when the server stops. Waiting requests then answer at once.
-        stream_s: maximum seconds of a stream of events.
-    """
+    """A fleet for the routes. The server calls :meth:`open` and :meth:`close` in its event loop."""
 
     def __init__(self, config: Config, *, streams: int, stream_s: float) -> None:
         self.config = config
         self.stream_s = stream_s
         self._most_streams = streams
         self.client = _Client(config)
+        #: Set when the server stops. Waiting requests then answer at once.
         self.stopping = asyncio.Event()
         url = config.require_database()
         self._readers = _Threads(url, "read", _READERS)
@@ -147,11 +143,7 @@ class Gateway:
         self._endings: dict[str, asyncio.Task[None]] = {}
 
     async def open(self) -> None:
-        """Check the database's schema.
-
-        Raises:
-            DatabaseUnavailable, SchemaMismatch: the database cannot be used.
-        """
+        """Check the database's schema."""
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_SUBMITTERS, thread_name_prefix="submit"))
         with acting(FLEET):
             await self.read(schema.check)
@@ -190,11 +182,7 @@ class Gateway:
             return await self._porters.run(query, *args, **kwargs)
 
     async def look(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Read the state of the fleet on a separate thread and connection.
-
-        Raises:
-            DatabaseUnavailable: the database did not answer within two seconds.
-        """
+        """Read the state of the fleet on a separate thread and connection, in at most two seconds."""
         try:
             with acting(FLEET):
                 async with asyncio.timeout(_LOOK_S):
@@ -224,7 +212,6 @@ class Gateway:
             HttpError: 403 if a problem is new and the caller can only name stored ones. 429 if the caller has too many
                 evaluations without a verdict.
             InvalidRequest: a request is wrong, or its priority exceeds the caller's.
-            DatabaseUnavailable: the database cannot be used.
         """
         async with self._admitted(caller, len(requests)):
             try:
@@ -246,9 +233,7 @@ class Gateway:
     ) -> list[AsyncTicket | InvalidRequest | HttpError]:
         """Submit every valid entry. The result of a refused entry is its error, which is not raised.
 
-        Raises:
-            HttpError: 429 if the caller has too many evaluations without a verdict.
-            DatabaseUnavailable: the database cannot be used.
+        Raise an HttpError 429 if the caller has too many evaluations without a verdict.
         """
         permitted = [self._judged(caller, entry) for entry in entries]
         given = [e for e, p in zip(entries, permitted, strict=True) if isinstance(p, contract.Request)]
@@ -352,13 +337,10 @@ class Gateway:
     def follow(
         self, caller: Caller, events: Callable[[AsyncGenerator[None]], AsyncGenerator[bytes]], *, every_s: float
     ) -> AsyncGenerator[bytes]:
-        """Return events, counted as one of the caller's streams while they last.
+        """Return events, counted as one of the caller's streams while they last. Raise an HttpError 429 at the limit.
 
         ``events`` looks for events at each item of its argument, which comes every ``every_s`` seconds. The items end
         with the caller's credential, the time of a stream, and the server.
-
-        Raises:
-            HttpError: 429 if the caller has too many streams open.
         """
         if self._streams[caller.token_id] >= self._most_streams:
             raise HttpError(
@@ -419,20 +401,16 @@ class Gateway:
     async def wait(self, request: Request, evaluation_id: UUID, timeout: float | None) -> Verdict | None:
         """Return an evaluation's verdict, or None if it does not come within ``timeout`` seconds.
 
-        The evaluation continues after each of the errors.
-
-        Raises:
-            HttpError: 503, the server stops.
-            ClientDisconnect: the client has closed its connection.
+        Raise an HttpError 503 if the server stops, and ClientDisconnect if the client has closed its connection. The
+        evaluation continues then.
         """
         return (await self.wait_any(request, [evaluation_id], timeout)).get(evaluation_id)
 
     async def wait_any(self, request: Request, ids: Collection[UUID], timeout: float | None) -> dict[UUID, Verdict]:
         """Wait for the first verdict of several evaluations, and return all verdicts that exist by then.
 
-        Raises:
-            UnknownEvaluation: the caller sees no evaluation with one of these ids.
-            HttpError: 401, the caller's credential has ended.
+        Raise UnknownEvaluation if the caller sees no evaluation with one of these ids, and an HttpError 401 when the
+        caller's credential ends.
         """
         known = await self.read(evaluations.existing, ids)
         for identity in ids:

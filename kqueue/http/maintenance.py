@@ -18,7 +18,7 @@ from kqueue.config import Config
 from kqueue.errors import DatabaseUnavailable
 from kqueue.http import failures
 from kqueue.http.auth import Admin
-from kqueue.http.devices import CurrentFleet, Device, Fleet, View
+from kqueue.http.devices import CurrentFleet, Device, Fleet
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import ENDED, Caller, CurrentGateway, Gateway
 from kqueue.states import GpuState
@@ -55,7 +55,7 @@ async def cleanup(gateway: CurrentGateway, fleet: CurrentFleet, caller: Admin, w
         "swept": swept
         and {name: value for name, value in dataclasses.asdict(swept).items() if name != "lost"}
         | {"lost": len(swept.lost)},
-        "devices": _summaries(await fleet.get()),
+        "devices": [device.summary() for device in (await fleet.get()).devices],
     }
 
 
@@ -118,7 +118,7 @@ async def reset_devices(
     return {
         "status": "device pool reset" if over else "device pool reset, tests continue",
         "available_devices": [device.id for device in view.devices if device.available],
-        "devices": _summaries(view),
+        "devices": [device.summary() for device in view.devices],
     }
 
 
@@ -175,7 +175,3 @@ def _decided(device: Device) -> bool:
     # A test that could not run is repeated later and decides nothing.
     has_failed = gpu.failures > 0 and gpu.reset_at is None and not gpu.due and gpu.state != GpuState.SERVING
     return device.error is None or has_failed
-
-
-def _summaries(view: View) -> list[dict[str, Any]]:
-    return [device.summary() for device in view.devices]

@@ -52,14 +52,7 @@ _OPTIONS: Final = (
 def serve(config: Config, make: Callable[[Config], FastAPI], report: Callable[[str], None]) -> None:
     """Serve until SIGTERM, SIGINT or SIGHUP. Requests that wait then answer 503, and their clients try again.
 
-    Args:
-        config: settings of the fleet.
-        make: creates the application.
-        report: is called with a line for each address, and with the warning if there is one.
-
-    Raises:
-        ConfigError: the server cannot listen on the address, or a setting is missing.
-        DatabaseUnavailable, SchemaMismatch: the database cannot be used.
+    ``report`` is called with a line for each address, and with the warning if there is one.
     """
     config.require_redis()
     with schema.checked(config.require_database(), application="kqueue-http"):
@@ -120,11 +113,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def listen_at(path: Path) -> socket.socket:
-    """Return a unix socket of mode 0600 for :class:`Server`. A missing folder is created with mode 0700.
-
-    Raises:
-        ConfigError: the server cannot listen on the path, or another server does.
-    """
+    """Return a unix socket of mode 0600 for :class:`Server`. A missing folder is created with mode 0700."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -246,10 +235,8 @@ class Server(uvicorn.Server):
         """Create a server.
 
         Args:
-            app: application to serve.
             receive_s: maximum seconds from a new connection, or the end of its last request, to the end of a request.
             room: maximum number of connections, or None for the limit on open files.
-            peer_uid: returns the uid of a unix socket's peer.
         """
         super().__init__(
             uvicorn.Config(

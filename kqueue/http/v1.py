@@ -202,7 +202,10 @@ async def wait_any(body: shapes.WaitFor, request: Request, _: Reader, gateway: C
 @router.get("/evaluations/{evaluation_id}/log", response_class=PlainTextResponse)
 async def log(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> str:
     """Return the end of the kernel's output, sanitised. The kernel controls the text."""
-    return (await _finished(gateway, evaluation_id)).log
+    verdict = await gateway.read(evaluations.verdict, evaluation_id)
+    if verdict is None:
+        raise _unfinished(evaluation_id)
+    return verdict.log
 
 
 @router.get("/evaluations/{evaluation_id}/artifacts")
@@ -457,13 +460,6 @@ class _Keys:
             yield
         except IdempotencyConflict as error:
             raise self.given(error) from None
-
-
-async def _finished(gateway: Gateway, evaluation_id: UUID) -> contract.Verdict:
-    verdict = await gateway.read(evaluations.verdict, evaluation_id)
-    if verdict is None:
-        raise _unfinished(evaluation_id)
-    return verdict
 
 
 def _unfinished(evaluation_id: UUID) -> HttpError:

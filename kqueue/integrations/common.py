@@ -49,17 +49,10 @@ def _text_of(part: object) -> str:
 
 
 def request_for(problem: str, kernel: str, **arguments: Any) -> Request | InvalidRequest:
-    """Build the request for a kernel that a model wrote.
+    """Build the request for a kernel that a model wrote, with arguments of :func:`~kqueue.kernelbench.request_of`.
 
-    Args:
-        arguments: see :func:`~kqueue.kernelbench.request_of`.
-
-    Returns:
-        The request, or the :class:`InvalidRequest` if the kernel is invalid, which is the model's failure and not the
-        caller's.
-
-    Raises:
-        InvalidRequest: the problem or the arguments are invalid for any kernel.
+    The :class:`InvalidRequest` of an invalid kernel is returned, because it is the model's failure and not the
+    caller's. It is raised if the problem or the arguments are invalid for any kernel.
     """
     try:
         return request_of(problem, kernel, **arguments)
@@ -74,9 +67,6 @@ def lane_of(gpu_type: str) -> str:
     ``any`` gives ``gpu``, ``cpu`` the lane without GPUs, and ``auto`` leaves the choice to the client. Variants that
     differ in memory share a lane. Modal's ``!`` (no upgrade) is ignored, because kqueue substitutes another model only
     where ``KQUEUE_GPU_FALLBACK`` names it.
-
-    Raises:
-        InvalidRequest: more than one GPU is requested (``H100:8``), or none is named.
     """
     name, _, count = gpu_type.strip().rstrip("!").partition(":")
     if count not in {"", "1"}:
@@ -94,13 +84,12 @@ def result_for(
 ) -> dict[str, Any]:
     """Return KernelBench's result (:func:`~kqueue.kernelbench.result_of`) of a verdict.
 
+    Raise EvaluationFailed if the fleet or the problem failed, so that the kernel's quality is unknown.
+
     Args:
         verbose: write the verdict to stderr.
         threshold: speedup above which ``metadata`` has ``excessive_speedup``. None never adds it.
         metadata: entries to add to the result's metadata. It gets ``lane_asked`` if another lane was requested.
-
-    Raises:
-        EvaluationFailed: the fleet or the problem failed, so the kernel's quality is unknown.
     """
     if verbose:
         sys.stderr.write(clean(describe(verdict, request.kernel)) + "\n")
@@ -132,9 +121,6 @@ def scorer(score: Score) -> Callable[[Verdict], float | None]:
     inputs and write the outputs once, divided by its runtime), and 1 under ``correctness``. The score is None if it is
     unknown: the fleet or the problem failed, the evaluation was cancelled, expired or needs a GPU, or (except for
     ``correctness``) the kernel was not timed.
-
-    Raises:
-        ConfigError: there is no policy of this name.
     """
     if callable(score):
         return score
@@ -189,17 +175,9 @@ class Judged(NamedTuple):
 
 
 def judge(client: Client, problem: str, answer: Answer, score: Score = "speedup", **arguments: Any) -> Judged:
-    """Judge one answer.
+    """Judge one answer with arguments of :func:`~kqueue.kernelbench.request_of`, and score it by :func:`scorer`.
 
-    Args:
-        problem: source of the reference.
-        score: see :func:`scorer`.
-        arguments: see :func:`~kqueue.kernelbench.request_of`.
-
-    Raises:
-        EvaluationFailed: the kernel has no verdict.
-        InvalidRequest: the problem or an argument is wrong, or no worker serves the lane.
-        ServiceError: the fleet's services cannot be reached.
+    Raise EvaluationFailed if the kernel has no verdict.
     """
     taken = take_from(answer)
     request = request_for(problem, taken.kernel, **arguments)
@@ -232,10 +210,12 @@ ClientT = TypeVar("ClientT")
 
 
 class Connection(Generic[ClientT]):
-    """A lazy client. Threads and copies share it. Another process (forked, or given a pickle) creates its own."""
+    """A client that ``connect`` creates on first use. Threads and copies share it.
+
+    Another process (forked, or given a pickle) creates its own.
+    """
 
     def __init__(self, connect: Callable[[], ClientT]) -> None:
-        """Store ``connect``, which the first use calls to create the client."""
         self._connect = connect
         self._lock = threading.Lock()
         self._client: ClientT | None = None
@@ -266,9 +246,6 @@ def starting_kernel(source: str) -> str:
 
     A reference becomes a kernel by renaming ``Model`` to ``ModelNew``. Comments and layout stay. The result uses plain
     torch, so it passes under every backend of the lane. A kernel is returned unchanged.
-
-    Raises:
-        InvalidRequest: the source is not Python, or defines neither class.
     """
     try:
         tree = ast.parse(source)

@@ -31,18 +31,11 @@ def eval_kernel_against_ref(
     excessive_speedup_threshold: float = 10,
     **fields: Any,
 ) -> SimpleNamespace:
-    """Judge a kernel.
+    """Judge a kernel, or raise EvaluationFailed if the fleet or the problem failed.
 
-    Args:
-        verbose: write the result to stderr.
-        device: ignored, like ``build_dir``. ``lane`` chooses the GPU's model.
-        fields: other arguments of :func:`~kqueue.kernelbench.request_of`, such as ``lane`` and ``comparison``.
-
-    Returns:
-        An object with the attributes of KernelBench's ``KernelExecResult``: see :func:`~kqueue.kernelbench.result_of`.
-
-    Raises:
-        EvaluationFailed: the fleet or the problem failed, so the kernel's quality is unknown.
+    It returns the attributes of KernelBench's ``KernelExecResult``: see :func:`~kqueue.kernelbench.result_of`.
+    ``fields`` are other arguments of :func:`~kqueue.kernelbench.request_of`, such as ``comparison`` and ``lane``, which
+    chooses the GPU's model. ``verbose`` writes the result to stderr.
     """
     request = request_of(
         original_model_src,

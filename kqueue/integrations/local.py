@@ -58,13 +58,8 @@ class LocalKernelEvaluator:
 
         Args:
             gpu: the GPU's model, such as ``L40S``, or ``any``, ``auto``, ``cpu``.
-            idle_timeout: seconds without an evaluation after which the fleet stops.
             config: the fleet's settings. The default is the environment's.
-            arguments: arguments of :func:`~kqueue.kernelbench.request_of` for all evaluations, such as ``backend``,
-                ``num_correct_trials``, ``num_perf_trials`` and ``precision``.
-
-        Raises:
-            InvalidRequest: ``gpu`` is not a lane.
+            arguments: arguments of :func:`~kqueue.kernelbench.request_of` for all evaluations, such as ``backend``.
         """
         self._arguments: dict[str, Any] = {"lane": lane_of(gpu), **arguments}
         self._idle_s = idle_timeout
@@ -76,7 +71,6 @@ class LocalKernelEvaluator:
         Raises:
             LaneUnavailable: this machine has no such GPU. It is raised here, because callers of :meth:`evaluate` that
                 catch exceptions would mistake it for a bad kernel.
-            LocalFleetError: the fleet does not start, for the reason in the message.
         """
         with self._client():
             settings = self._settings()
@@ -94,22 +88,15 @@ class LocalKernelEvaluator:
         """Do not stop the fleet, so that it stays warm for later evaluations."""
 
     def evaluate(self, ref_arch_src: str, custom_cuda: str, verbose: bool = False, **arguments: Any) -> dict[str, Any]:
-        """Evaluate one kernel.
-
-        Args:
-            custom_cuda: source of the kernel, for any backend.
-            verbose: write the result to stderr.
-            arguments: arguments of :func:`~kqueue.kernelbench.request_of` for this evaluation.
+        """Evaluate a kernel of any backend, with further arguments of :func:`~kqueue.kernelbench.request_of`.
 
         Returns:
             KernelBench's result: see :func:`~kqueue.kernelbench.result_of`. If ``KQUEUE_GPU_FALLBACK`` replaced
             ``gpu``, ``metadata`` has ``lane_asked`` in addition to ``lane``.
 
         Raises:
-            InvalidRequest: an argument is wrong.
             LaneUnavailable: this machine has no such GPU, and ``KQUEUE_GPU_FALLBACK`` names no lane of it.
             EvaluationFailed: the fleet or the problem failed, so the kernel's quality is unknown.
-            LocalFleetError: the fleet does not start.
         """
         request = request_of(ref_arch_src, custom_cuda, **self._arguments | arguments)
         [verdict] = self.judge([request])

@@ -89,11 +89,6 @@ class ModalEvaluatorConfig:
         return replace(earlier, **{name: getattr(self, name) for name in self._given})
 
     def __post_init__(self) -> None:
-        """Validate the fields.
-
-        Raises:
-            ConfigError: a field is wrong. The message names it.
-        """
         if self.deployment_mode not in ("deployed", "ephemeral"):
             raise ConfigError(f"deployment_mode: {self.deployment_mode!r} is neither deployed nor ephemeral")
         if self.max_batch_size < 1:
@@ -107,9 +102,6 @@ class Evaluation:
     """The arguments of one evaluation.
 
     Attributes:
-        backend: name of a backend, such as ``cuda`` or ``triton``.
-        num_correct_trials: number of input sets to check.
-        measure_performance: True to time the kernel.
         num_perf_trials: maximum number of timed calls.
         precision: ``fp32``, ``fp16`` or ``bf16``.
         timing_method: one of :data:`TIMING_METHODS`, for compatibility. The judge always uses its own method, which
@@ -137,13 +129,7 @@ class ModalKernelEvaluator:
     """An evaluator of kernels on a fleet. Threads and event loops can share it."""
 
     def __init__(self, config: ModalEvaluatorConfig | None = None, client: AsyncClient | None = None) -> None:
-        """Configure an evaluator. The first evaluation connects.
-
-        Args:
-            client: the client to use, which the caller closes. By default one is made from the environment's settings:
-                an :class:`~kqueue.AsyncClient`, or an :class:`~kqueue.AsyncRemoteClient` if they name a URL and no
-                database.
-        """
+        """Configure an evaluator. The first evaluation connects, unless a client is given, which stays open."""
         self.config = config or ModalEvaluatorConfig()
         self._given = client
         self._own = Connection(self._connect)
@@ -162,7 +148,6 @@ class ModalKernelEvaluator:
             (characters), ``metadata`` (see :func:`~kqueue.kernelbench.result_of`). Unknown values are None.
 
         Raises:
-            InvalidRequest: an argument is wrong.
             LaneUnavailable: no worker has such a GPU, and ``wait_for_gpu`` is off or ``max_queue_wait_s`` is over.
             EvaluationFailed: the fleet or the problem failed, so the kernel's quality is unknown.
             ConfigError, ServiceError: evaluation is disabled, or there is no fleet.
@@ -297,14 +282,7 @@ class ModalBatcher:
         self._batch: _Batch | None = None
 
     async def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Evaluate one kernel together with other calls.
-
-        Args:
-            request: the arguments of :class:`Evaluation` by name.
-
-        Returns, raises:
-            see :meth:`ModalKernelEvaluator.evaluate_single`.
-        """
+        """Evaluate one kernel together with other calls, like :meth:`ModalKernelEvaluator.evaluate_single`."""
         if self._batch is None:
             self._batch = _Batch()
             self._batch.results = asyncio.create_task(self._run(self._batch))
@@ -421,10 +399,5 @@ async def evaluate_kernel_single(
 async def evaluate_kernel_batch(
     evaluations: Sequence[Mapping[str, Any]], config: ModalEvaluatorConfig | None = None
 ) -> list[dict[str, Any]]:
-    """Evaluate many kernels with the process's evaluator.
-
-    Args:
-        evaluations: see :meth:`ModalKernelEvaluator.evaluate_batch`, also for results and errors.
-        config: see :func:`get_modal_evaluator`.
-    """
+    """Evaluate many kernels with the process's evaluator. See :meth:`ModalKernelEvaluator.evaluate_batch`."""
     return await get_modal_evaluator(config).evaluate_batch(evaluations)

@@ -27,10 +27,6 @@ class KernelResourcesServer(_base.SimpleResourcesServer):
     config: KernelResourcesServerConfig
 
     async def verify(self, body: KernelVerifyRequest) -> Any:
-        """Return the reply with its reward.
-
-        Raises:
-            EvaluationFailed: the kernel has no verdict. NeMo-Gym's client gets the status 500 and no reward.
-        """
+        """Return the reply with its reward. Without a verdict, NeMo-Gym's client gets the status 500 and no reward."""
         reward = await judge_async(SHARED_ASYNC.client(), body.reference, body.response.output_text, self.config)
         return _base.BaseVerifyResponse(**body.model_dump(), reward=reward)

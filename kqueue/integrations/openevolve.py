@@ -15,16 +15,9 @@ _results: Any = importlib.import_module("openevolve.evaluation_result")
 
 
 def evaluator(problem: Path | str, *, score: Score = "speedup", **arguments: Any) -> Callable[[str], Any]:
-    """Return OpenEvolve's ``evaluate`` for a problem.
+    """Return OpenEvolve's ``evaluate`` for a problem's file, with arguments of :func:`~kqueue.kernelbench.request_of`.
 
     It raises if the fleet or the problem failed, and OpenEvolve tries again. The artifact ``feedback`` has the verdict.
-
-    Args:
-        problem: file of the reference.
-        arguments: arguments of :func:`~kqueue.kernelbench.request_of`, such as ``backend`` and ``lane``.
-
-    Raises:
-        InvalidRequest: the file cannot be read.
     """
     scorer(score)  # A wrong name is reported now.
     try:

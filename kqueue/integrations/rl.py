@@ -74,10 +74,6 @@ async def reward(
         A number for each answer, or None if its kernel's quality is unknown: the fleet or the problem failed, no
         worker serves the lane, or the evaluation was cancelled, expired, late or needs a GPU. Mask these. They are not
         bad kernels.
-
-    Raises:
-        InvalidRequest: a problem or an argument is wrong, or the numbers of problems and answers differ.
-        ServiceError: the fleet's services cannot be reached.
     """
     of = scorer(score)
     each = [problems] * len(completions) if isinstance(problems, str) else list(problems)
@@ -166,15 +162,9 @@ class KernelEnv(_Env):
         client: Client | None = None,
         **arguments: Any,
     ) -> None:
-        """Configure an environment. The first turn connects it.
+        """Configure an environment with arguments of :func:`~kqueue.kernelbench.request_of`. The first turn connects.
 
-        Args:
-            score: the reward of a turn, as for :func:`reward`.
-            client: the client to use, which the caller closes. By default a client from the environment's settings.
-            arguments: arguments of :func:`~kqueue.kernelbench.request_of`.
-
-        Raises:
-            InvalidRequest: there is no problem, or a problem or an argument is wrong.
+        ``score`` is the reward of a turn, as for :func:`reward`. A given client stays open.
         """
         if not problems:
             raise InvalidRequest("problems: give at least one")
@@ -195,17 +185,9 @@ class KernelEnv(_Env):
         self._best: float | None = None
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin an episode.
+        """Begin an episode, and return the task as text, and ``info``.
 
-        Args:
-            seed: seed of the random choice of problems.
-            options: can have ``problem``, the number of a problem to use instead of a random one.
-
-        Returns:
-            The task as text, and ``info``.
-
-        Raises:
-            InvalidRequest: there is no such problem.
+        ``seed`` seeds the random choice of problems. ``options`` can have ``problem``, the number of the one to use.
         """
         if _SPACE is not None:
             super().reset(seed=seed)
@@ -221,14 +203,10 @@ class KernelEnv(_Env):
         return instruction(problem, self._arguments.get("backend", "cuda")), self._info(None, None, None)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Judge an answer.
-
-        Returns:
-            Feedback, reward, terminated, truncated, ``info``.
+        """Judge an answer, and return feedback, reward, terminated, truncated and ``info``.
 
         Raises:
             EvaluationFailed: the kernel has no verdict. The turn does not count, so step again.
-            InvalidRequest: the episode is over. Call ``reset`` first.
             LaneUnavailable, ServiceError: see :meth:`kqueue.Client.submit`. The turn does not count either.
         """
         if self._turn >= self._max_turns or self._reached():

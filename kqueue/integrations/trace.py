@@ -66,8 +66,6 @@ class KernelGuide(_Guide):
         Args:
             gpu: the GPU's model, such as ``L40S``, or ``any``, ``auto``, ``cpu``.
             verbose: write each feedback to stderr.
-            num_correct_trials: number of input sets to check.
-            num_perf_trials: maximum number of timed calls.
             score: ``inverse_runtime``, ``speedup``, ``bandwidth``, ``correctness``, or a function of the
                 :class:`~kqueue.Verdict` (at a module's top level, if the guide is pickled).
             connect: creates the client, once per process, for example
@@ -75,10 +73,6 @@ class KernelGuide(_Guide):
             run: guides with the same name share verdicts, even between processes. By default a guide shares them only
                 with its copies.
             arguments: arguments of :func:`~kqueue.kernelbench.request_of`, such as ``backend`` and ``precision``.
-
-        Raises:
-            ConfigError: there is no such policy, or it needs times and timing is off.
-            InvalidRequest: ``gpu`` is not a lane.
         """
         timed = num_perf_trials > 0 and arguments.get("measure_performance", True)
         if score in ("inverse_runtime", "speedup", "bandwidth") and not timed:
@@ -104,7 +98,6 @@ class KernelGuide(_Guide):
         """Evaluate a kernel.
 
         Args:
-            task: ignored.
             response: the kernel's source, or an answer that contains the kernel.
             info: source of the reference, or a mapping that has it as ``ref_arch_src``.
             kwargs: can have ``reference`` if ``info`` is None. The rest is ignored.
@@ -112,10 +105,6 @@ class KernelGuide(_Guide):
         Returns:
             The score (-1.0 if the kernel has no verdict) and the feedback (:func:`~kqueue.feedback.describe`), which
             names the location of the kernel in the answer.
-
-        Raises:
-            InvalidRequest: no reference is given, or the guide's settings are invalid.
-            ServiceError: there is no fleet.
         """
         reference = info if info is not None else kwargs.get("reference")
         if isinstance(reference, Mapping):
@@ -165,19 +154,11 @@ class KernelGuide(_Guide):
 class KernelAgent(_Module):
     """The holder of the kernel that an optimizer changes. A call with a task returns the kernel.
 
-    Attributes:
-        kernel_code: the kernel: a trainable node if Trace is installed, or else a string.
+    ``kernel_code`` is a trainable node if Trace is installed, or else a string.
     """
 
     def __init__(self, initial_kernel_code: str) -> None:
-        """Start from a kernel.
-
-        Args:
-            initial_kernel_code: a kernel, or a reference for :func:`starting_kernel` to convert.
-
-        Raises:
-            InvalidRequest: the source is not Python, or defines neither class.
-        """
+        """Start from a kernel, or from a reference that :func:`starting_kernel` converts."""
         kernel = starting_kernel(initial_kernel_code)
         self.kernel_code: Any = kernel if _node is None else _node(kernel, trainable=True)
 

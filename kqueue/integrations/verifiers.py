@@ -37,11 +37,7 @@ class KernelTask(vf.Task[KernelData, vf.State, KernelTaskConfig]):
 
     @vf.reward
     async def kernel(self, trace: Any) -> float:
-        """Return the kernel's score.
-
-        Raises:
-            EvaluationFailed: the kernel has no verdict. Verifiers records an error and no reward.
-        """
+        """Return the kernel's score. Without a verdict, verifiers records an error and no reward."""
         return await judge_async(SHARED_ASYNC.client(), self.data.reference, trace.last_reply, self.config)
 
 
@@ -57,11 +53,7 @@ class KernelTaskset(vf.Taskset[KernelTask, KernelTasksetConfig]):
     """One task for each file, named after it."""
 
     def load(self) -> Iterator[KernelTask]:
-        """Yield the tasks in the order of their files' paths.
-
-        Raises:
-            ConfigError: the folder has no problems.
-        """
+        """Yield the tasks in the order of their files' paths."""
         files = sorted(self.config.problems.rglob("*.py"))
         if not files:
             raise ConfigError(f"problems: {self.config.problems} holds no *.py: name a folder of references")

@@ -19,11 +19,8 @@ def compute_score(
     reward_model_tokenizer: Any = None,  # noqa: ARG001 verl's
     **arguments: Any,
 ) -> float:
-    """Return the reward of an answer. Raise, and never return a number, without one.
+    """Return the reward of an answer by the reference ``ground_truth``. Raise, and never return a number, without one.
 
-    Args:
-        solution_str: the answer, from which the kernel is extracted.
-        ground_truth: source of the reference.
-        arguments: ``score`` and the other arguments of :func:`~kqueue.integrations.common.judge`, such as ``backend``.
+    ``arguments`` are ``score`` and the other arguments of :func:`~kqueue.integrations.common.judge`.
     """
     return judge(SHARED.client(), ground_truth, solution_str, **arguments).score

@@ -63,8 +63,6 @@ class LocalFleet:
         """Configure a fleet without starting anything.
 
         Args:
-            config: the fleet's settings.
-            flower, http: whether Flower, and `kqueue serve`, are started too.
             durable: whether the embedded database survives a power failure. False is for tests.
             fork: whether the supervisor, Flower and HTTP are forks of this process, which share its imports. Then this
                 process must only own the fleet, and have no other thread.
@@ -94,8 +92,6 @@ class LocalFleet:
         Raises:
             LocalFleetError: a part is missing or ends while it starts, or the home is in use. The message names it and
                 shows the end of its log.
-            ConfigError: the settings are invalid.
-            DatabaseUnavailable, SchemaMismatch: a configured database cannot be used.
         """
         home = self.config.home_path
         # Created and checked first, so that a missing part or a wrong setting is reported before the home is created.
@@ -142,8 +138,7 @@ class LocalFleet:
     def stop(self, *, warm: bool = False) -> None:
         """Stop all parts, workers before the services that they need. A second call does nothing.
 
-        Args:
-            warm: wait up to a minute until evaluations in progress end. Otherwise they go back to the queue.
+        A ``warm`` stop waits up to a minute until evaluations in progress end. Otherwise they go back to the queue.
         """
         if self._workers is not None:
             self._workers.warm = warm
@@ -164,12 +159,7 @@ class LocalFleet:
         return Client(config=self.config)
 
     def slots(self) -> list[LiveWorker]:
-        """Return the slots that are registered and alive, including slots of other hosts.
-
-        Raises:
-            LocalFleetError: the fleet does not run.
-            DatabaseUnavailable: the database cannot be reached.
-        """
+        """Return the slots that are registered and alive, including slots of other hosts."""
         from kqueue.store import workers
 
         if self._engine is None:

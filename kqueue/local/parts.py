@@ -56,11 +56,7 @@ class Part(Protocol):
 
 
 class _ChildPart:
-    """A part that is a process ``python -m WORDS`` with this process's environment and the settings.
-
-    Attributes:
-        fork: whether it is a fork of this process. A part that must not have this process's secrets never is.
-    """
+    """A part that is a process ``python -m WORDS`` with this process's environment and the settings."""
 
     #: The module that it runs, with its arguments.
     words: ClassVar[tuple[str, ...]]
@@ -72,6 +68,7 @@ class _ChildPart:
 
     def __init__(self, config: Config, log: Path) -> None:
         self.config = config
+        #: Whether it is a fork of this process. A part that must not have this process's secrets never is.
         self.fork = False
         self._log = log
         self._child: Child | None = None

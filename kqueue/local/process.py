@@ -59,13 +59,9 @@ class Child:
             argv: the program and its arguments, without a shell. For a fork, its command line in the process list.
             log: file (mode 0600) to which stdout and stderr are appended.
             environment: the child's entire environment.
-            death_signal: the signal to send when the owner dies.
             keep: descriptors that the program inherits. A fork inherits none.
             run: the function of a fork, whose result is passed to :func:`sys.exit`. This process must have no other
                 thread.
-
-        Raises:
-            LocalFleetError: the program cannot be started.
         """
         self.log = log
         owner = os.getpid()
@@ -104,7 +100,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
         return self._process.pid
 
     @property
@@ -137,14 +132,10 @@ class Child:
             os.kill(self.pid, signum)
 
     def stop(self, *steps: tuple[signal.Signals, float]) -> None:
-        """End the process.
+        """Send signals in turn, each with the seconds to wait afterwards, and finally SIGKILL to the process group.
 
         An interruption (Ctrl-C) skips the remaining steps but still kills. A process that hangs in the kernel is left
         behind.
-
-        Args:
-            steps: signals to send in turn, each with the seconds to wait afterwards. Finally its process group gets
-                SIGKILL.
         """
         try:
             for signum, grace_s in steps:
@@ -278,16 +269,7 @@ class Lock:
     """
 
     def __init__(self, directory: Path, what: str) -> None:
-        """Lock a directory.
-
-        Args:
-            directory: the directory, created with mode 0700 if missing.
-            what: the directory's use, for messages.
-
-        Raises:
-            HomeInUse: another owner holds the lock.
-            LocalFleetError: the directory cannot be used.
-        """
+        """Lock a directory for the use ``what``, and create it with mode 0700 if missing. Raise HomeInUse if locked."""
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             directory.chmod(0o700)
@@ -339,9 +321,6 @@ def socket_directory(directory: Path, socket: str) -> Path:
 
     The path is ``directory/run``. If that is too long for a socket, or has characters that are special in URLs or in a
     server's settings, the path is a short one in the temporary directory, the same at every start.
-
-    Raises:
-        LocalFleetError: the short path belongs to another user.
     """
     path = directory / "run"
     if len(os.fsencode(path / socket)) > _SOCKET_PATH_BYTES or not re.fullmatch(r"/[A-Za-z0-9_./+-]*", str(path)):
@@ -365,11 +344,7 @@ def drop_socket_directory(path: Path, directory: Path) -> None:
 
 
 def wait_until_ready(child: Child, what: str, ready: Callable[[], bool], timeout_s: float) -> None:
-    """Call ``ready`` every hundredth of a second until it returns True.
-
-    Raises:
-        LocalFleetError: the child ended, or ``timeout_s`` seconds passed. The message shows the end of its log.
-    """
+    """Call ``ready`` every hundredth of a second until it returns True, for at most ``timeout_s`` seconds."""
     deadline = time.monotonic() + timeout_s
     while not ready():
         if not child.alive():

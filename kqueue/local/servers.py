@@ -56,11 +56,7 @@ class Server(ABC):
 
     @property
     def url(self) -> str:
-        """The server's address.
-
-        Raises:
-            LocalFleetError: the server does not run.
-        """
+        """The server's address, while it runs."""
         if self._sockets is None:
             raise LocalFleetError(f"this {self.kind} does not run: use its address inside its `with` block")
         return self._address(self._sockets)
@@ -79,12 +75,7 @@ class Server(ABC):
         return self._child.last_words() if self._child else "does not run"
 
     def start(self) -> Self:
-        """Start the server and wait until it answers.
-
-        Raises:
-            LocalFleetError: the server program is missing, the directory is in use, or the server does not start. The
-                message names the cause and a remedy.
-        """
+        """Start the server and wait until it answers. The message of a LocalFleetError has the cause and a remedy."""
         if self.alive():
             return self
         program = self._program()
@@ -270,12 +261,8 @@ class Postgres(Server):
             return
         except (ValueError, IndexError):
             pid = 0
-        if running(pid):
-            try:
-                here = Path(f"/proc/{pid}/cwd").samefile(self._data)
-            except OSError:
-                here = False
-            if here:
+        with contextlib.suppress(OSError):  # it has ended
+            if running(pid) and Path(f"/proc/{pid}/cwd").samefile(self._data):
                 raise LocalFleetError(f"process {pid} runs Postgres on {self._data}: stop it first")
         stale.unlink()
 

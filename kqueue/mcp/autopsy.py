@@ -29,11 +29,6 @@ async def dissect(call: Call, caller: Caller, evaluation_id: UUID, budget_s: flo
     """Shrink a failed evaluation for at most ``budget_s`` seconds, and return the report.
 
     Progress is the number of seconds that passed. If the agent cancels its call, all evaluations are cancelled.
-
-    Raises:
-        InvalidRequest: the evaluation has no verdict yet.
-        UnknownEvaluation: no evaluation has this id.
-        KqueueError: another error of the fleet.
     """
     request, failure = await judged_once(caller, evaluation_id, "autopsy", priority)
     autopsy = Autopsy(request, failure, width=_WIDTH)

@@ -70,9 +70,6 @@ class Connection:
             of the login, or ``local`` for a login of the fleet itself.
         sees: the work that agents see.
         limits: the limits of each session, in the form of the header that names it (:mod:`kqueue.http.auth`).
-
-    Raises:
-        ConfigError: a setting is wrong, or ``relays`` is True and no fleet is known.
     """
 
     def __init__(self, *, relays: bool, owner: str | None = None, sees: Sees = Sees.SESSION, limits: str = "") -> None:
@@ -98,9 +95,6 @@ class Connection:
 
         Without relaying, the connection opens at the first call: an agent can list its tools before a fleet runs, and
         finds a fleet that starts later.
-
-        Raises:
-            ConfigError, DatabaseUnavailable, SchemaMismatch: the errors of :meth:`server`.
         """
         async with AsyncExitStack() as self._stack:
             if self._relays:
@@ -109,12 +103,7 @@ class Connection:
         self._server = None
 
     async def server(self) -> Server:
-        """Return the connection to the fleet, and open it if necessary.
-
-        Raises:
-            ConfigError: no fleet is known, or a setting is wrong.
-            DatabaseUnavailable, SchemaMismatch: the fleet's database cannot be used. Behind a URL, only calls fail.
-        """
+        """Return the connection to the fleet, and open it if necessary. A URL is first used by a call."""
         async with self._opening:
             if self._server is None:
                 self._server = await self._connect(*(self._fleet or _find(self._owner)))
@@ -149,8 +138,7 @@ class Connection:
     def caller(self, headers: Mapping[str, str] | None) -> Caller:
         """Return the caller of a message with these headers, which are None on stdio.
 
-        Raises:
-            AccessRefused: the message needs a token and has no valid one.
+        Raise AccessRefused if the message needs a token and has no valid one.
         """
         if not self._relays:
             return self._caller({}, self._session)

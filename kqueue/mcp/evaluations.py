@@ -48,16 +48,11 @@ async def verdicts(
     """Wait for verdicts, and return those that came within ``timeout_s`` seconds.
 
     The call's progress is the number of seconds waited. Its message has the number of verdicts and the reason why the
-    first pending evaluation waits. While the fleet cannot be reached the wait continues. If the agent cancels its call,
-    the wait ends and the evaluations continue.
+    first pending evaluation waits. While the fleet cannot be reached the wait continues, and ServiceError is raised if
+    it still cannot when the time is over. If the agent cancels its call, the wait ends and the evaluations continue.
 
     The timeout begins at ``began`` (:func:`time.monotonic`), so that several waits can share it, or now. ``what`` is a
     text before each message of progress.
-
-    Raises:
-        UnknownEvaluation: one of the ids belongs to no evaluation.
-        ServiceError: the fleet could not be reached when the time was over.
-        KqueueError: another error of the fleet.
     """
     began = time.monotonic() if began is None else began
     done: dict[UUID, Verdict] = {}
@@ -110,11 +105,6 @@ async def judged_once(caller: Caller, evaluation_id: UUID, why: str, priority: s
     """Return a request that judges an evaluation's kernel again, and the evaluation's verdict.
 
     The request's batch is ``why`` and the evaluation's id.
-
-    Raises:
-        InvalidRequest: the evaluation has no verdict yet.
-        UnknownEvaluation: no evaluation has this id.
-        KqueueError: another error of the fleet.
     """
     path = f"/v1/evaluations/{evaluation_id}"
     evaluation = await caller.ask("GET", path)

@@ -38,13 +38,7 @@ Offset = Annotated[int, Field(ge=0, description="Number of characters to skip at
 
 
 async def page(caller: Caller, uri: str, offset: int) -> str:
-    """Return a page of the file with this URI, its size, and the offset of the next page.
-
-    Raises:
-        InvalidRequest: the URI is unknown, or the file ends before ``offset``.
-        UnknownEvaluation, UnknownProblem: there is no such evaluation or problem.
-        KqueueError: the evaluation has no verdict yet, or another error of the fleet.
-    """
+    """Return a page of the file with this URI, its size, and the offset of the next page."""
     if uri == _SETTINGS:
         return settings()
     if match := _EVALUATION.fullmatch(uri):

@@ -66,9 +66,7 @@ def make_server(connection: Connection) -> MCPServer[Connection]:
 def serve_stdio(owner: str | None, sees: Sees, limits: str) -> None:
     """Serve one client on stdin and stdout until it closes them. Calls use this process's credential.
 
-    Args:
-        owner: the owner for whom alone the client acts, which needs the credentials of the fleet's database.
-        sees, limits: see :class:`~kqueue.mcp.connection.Connection`.
+    :class:`~kqueue.mcp.connection.Connection` describes the arguments.
     """
     server = make_server(Connection(relays=False, owner=owner, sees=sees, limits=limits))
     # The thread that reads stdin cannot be interrupted, and a graceful shutdown would wait for it.
@@ -117,9 +115,6 @@ def serve_http(address: str, hosts: Sequence[str], report: Callable[[str], None]
         hosts: additional names by which clients reach this server.
         report: is called with a line that names the address.
         sees, limits: see :class:`~kqueue.mcp.connection.Connection`.
-
-    Raises:
-        ConfigError: the server cannot listen on the address, or no fleet is known.
     """
     host, port = _split(address)
     connection = Connection(relays=True, sees=sees, limits=limits)

@@ -64,11 +64,7 @@ class Task(BaseModel):
         return self.metrics in {("inverse_runtime",), ("speedup",), ("bandwidth",)}
 
     def request(self, kernel: str, **fields: Any) -> Request:
-        """Return the request to judge ``kernel``, with further fields of :class:`~kqueue.contract.Request`.
-
-        Raises:
-            InvalidRequest: a field is wrong.
-        """
+        """Return the request to judge ``kernel``, with further fields of :class:`~kqueue.contract.Request`."""
         own: dict[str, Any] = {
             "problem": self.problem,
             "problem_label": self.problem_label,
@@ -130,11 +126,7 @@ class TunePlan(Task):
     """Number of evaluations of each finalist."""
 
     def halving(self) -> Halving:
-        """Return the steps of the run.
-
-        Raises:
-            InvalidRequest: the kernel has no such names, or they cannot have such values.
-        """
+        """Return the steps of the run, or raise InvalidRequest if the kernel cannot have these names and values."""
         return Halving(
             Space(self.kernel, self.grid), self.settings.timing.calls, self.trials, self.finalists, self.repeats
         )
@@ -169,12 +161,7 @@ _TaskT = TypeVar("_TaskT", bound=Task)
 
 
 def make_plan(kind: type[_TaskT], fields: Mapping[str, Any]) -> _TaskT:
-    """Return the plan of a run with these fields.
-
-    Raises:
-        InvalidRequest: a field is wrong, or the kernel cannot be tuned with them. The message names the field as an
-            option, and never repeats a source.
-    """
+    """Return the plan of a run. Its InvalidRequest names a wrong field as an option, and never repeats a source."""
     try:
         plan = kind.model_validate(fields)
     except ValidationError as error:
@@ -186,11 +173,7 @@ def make_plan(kind: type[_TaskT], fields: Mapping[str, Any]) -> _TaskT:
 
 
 def read_plan(fields: Mapping[str, Any]) -> AnyPlan:
-    """Return the plan from a run's record.
-
-    Raises:
-        InvalidRequest: the record is malformed.
-    """
+    """Return the plan from a run's record."""
     kinds: dict[Any, type[AnyPlan]] = {"tune": TunePlan, "tournament": TournamentPlan}
     return make_plan(kinds.get(fields.get("algorithm"), Plan), fields)
 

@@ -21,9 +21,6 @@ from kqueue.errors import ConfigError, InvalidRequest
 from kqueue.integrations.common import scorer
 from kqueue.search.plan import Algorithm
 
-#: Policies that need no times.
-_UNTIMED: Final = frozenset({"correctness"})
-
 Metric = Callable[[Verdict], float | None]
 
 
@@ -34,10 +31,6 @@ def metrics_of(names: Sequence[str], *, timed: bool) -> dict[str, Metric]:
         names: policies (:func:`~kqueue.integrations.common.scorer`), or ``module:function``. The working directory is
             searched for modules first. A function receives a :class:`~kqueue.Verdict` and returns a number (higher is
             better), or None if the kernel's quality is unknown.
-        timed: False if kernels are not timed.
-
-    Raises:
-        InvalidRequest: there is no such policy or function, one is named twice, or it needs times.
     """
     if len(set(names)) != len(names):
         raise InvalidRequest("--metric: a metric is named twice")
@@ -50,17 +43,13 @@ def metrics_of(names: Sequence[str], *, timed: bool) -> dict[str, Metric]:
             metrics[name] = scorer(name)  # pyright: ignore[reportArgumentType] a name that it refuses
         except ConfigError as error:
             raise InvalidRequest(f"--metric: {error}, as module:function") from None
-        if not timed and name not in _UNTIMED:
+        if not timed and name != "correctness":
             raise InvalidRequest(f"--metric {name}: needs times: omit --no-timing")
     return metrics
 
 
 def scores_of(metrics: Mapping[str, Metric], verdict: Verdict) -> dict[str, float] | None:
-    """Return the verdict's scores by the metrics' names, or None if one of them is unknown.
-
-    Raises:
-        InvalidRequest: a function raised, or did not return a finite number.
-    """
+    """Return the verdict's scores by the metrics' names, or None if one of them is unknown."""
     scores = dict[str, float]()
     for name, metric in metrics.items():
         score = metric(verdict)
@@ -102,11 +91,9 @@ _FRUITLESS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A kernel with known scores. Higher scores are better.
+    """A kernel with known scores, in one order of the metrics for all candidates. Higher scores are better.
 
-    Attributes:
-        number: its proposal's number. Older proposals have lower ones.
-        scores: a score for each metric, in one order for all candidates.
+    Older proposals have lower numbers.
     """
 
     number: int
@@ -134,11 +121,7 @@ def fronts(candidates: Iterable[Candidate]) -> list[list[Candidate]]:
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """A step's proposals from one kernel.
-
-    Attributes:
-        new: False if all of them had been proposed before.
-    """
+    """A step's proposals from one kernel. ``new`` is False if all of them had been proposed before."""
 
     parent: int
     step: int
@@ -154,15 +137,9 @@ def choose(
 ) -> list[Candidate]:
     """Return the kernels to make the next proposals from, at most ``count``.
 
-    A kernel that gave nothing new twice in a row is omitted while there are other kernels, because a proposer tends to
-    give the same answer to the same question.
-
-    Args:
-        algorithm: the algorithm. Of equals, the one with fewer proposals is first, then the older one.
-        candidates: all kernels with known scores.
-        expansions: all expansions so far, in the order of steps.
-        count: maximum number of kernels.
-        epsilon: maximum distance between similar kernels.
+    Of equals, the one with fewer proposals is first, then the older one. A kernel that gave nothing new twice in a row
+    is omitted while there are other kernels, because a proposer tends to give the same answer to the same question.
+    The ``expansions`` are in the order of steps.
     """
     done = list(expansions)
     times = Counter(one.parent for one in done)

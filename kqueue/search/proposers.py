@@ -64,18 +64,10 @@ class Proposer(ABC):
 
     @abstractmethod
     def propose(self, question: Question) -> str:
-        """Return an answer: a kernel, or a text that contains one.
-
-        Raises:
-            ProposerFailed: there is no answer.
-        """
+        """Return an answer, a kernel or a text that contains one, or raise ProposerFailed."""
 
     def summarize(self, problem: str, digest: str) -> str:  # noqa: ARG002 for models
-        """Return advice for proposers, made from ``digest``, a list of failures and improvements.
-
-        Raises:
-            ProposerFailed: there is no answer.
-        """
+        """Return advice for proposers, made from ``digest``, a list of failures and improvements."""
         return digest
 
     def close(self) -> None:  # noqa: B027 most have nothing to abort
@@ -83,12 +75,7 @@ class Proposer(ABC):
 
 
 def make_proposer(plan: Plan) -> Proposer:
-    """Return the proposer of a plan.
-
-    Raises:
-        ConfigError: LiteLLM is not installed.
-        InvalidRequest: there is no such program or folder, or the folder is empty.
-    """
+    """Return the proposer of a plan."""
     match plan.proposer:
         case "model":
             return Model(plan.given, answer_s=plan.answer_s)
@@ -102,11 +89,6 @@ class Recorded(Proposer):
     """The kernels ``*.py`` of a folder, sorted by name. Proposal 1 is the first file, whatever its parent is."""
 
     def __init__(self, folder: Path) -> None:
-        """List the folder.
-
-        Raises:
-            InvalidRequest: it is not a folder, or has no kernel.
-        """
         self._folder = folder
         self._files = sorted(folder.glob("*.py"))
         if not self._files:
@@ -132,11 +114,7 @@ class Command(Proposer):
     """A command that reads a :class:`Question` as JSON on stdin and writes an answer to stdout."""
 
     def __init__(self, words: str, *, answer_s: float) -> None:
-        """Parse a command line that is quoted as for a shell. Each answer has a limit of ``answer_s`` seconds.
-
-        Raises:
-            InvalidRequest: the command is empty, or a quote is not closed.
-        """
+        """Parse a command line that is quoted as for a shell. Each answer has a limit of ``answer_s`` seconds."""
         try:
             self._command = shlex.split(words)
         except ValueError as error:
@@ -204,11 +182,7 @@ class Model(Proposer):
     """A model of LiteLLM, which reads keys and addresses from the environment."""
 
     def __init__(self, name: str, *, answer_s: float) -> None:
-        """Load LiteLLM for a model such as ``openai/gpt-5``. Each answer has a limit of ``answer_s`` seconds.
-
-        Raises:
-            ConfigError: LiteLLM is not installed.
-        """
+        """Load LiteLLM for a model such as ``openai/gpt-5``. Each answer has a limit of ``answer_s`` seconds."""
         try:
             self._litellm: Any = importlib.import_module("litellm")
             self._fault: type[Exception] = importlib.import_module("openai").OpenAIError

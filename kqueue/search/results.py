@@ -18,11 +18,7 @@ from kqueue.store.searches import Proposal, Run, Step
 def write_best(folder: Path, best: Sequence[Proposal]) -> list[Path]:
     """Write the best kernel as ``best.py``. Further kernels of the Pareto front are ``best-2.py`` and so on.
 
-    Returns:
-        The files. Empty if no kernel passed.
-
-    Raises:
-        ConfigError: the folder cannot be written.
+    Return the files. There are none if no kernel passed.
     """
     return write_sources(folder, [one.kernel or "" for one in best if one.category == "passed"])
 
@@ -38,11 +34,7 @@ def write_sources(folder: Path, sources: Sequence[str]) -> list[Path]:
 
 
 def draw(folder: Path, name: str, chart: charts.Chart) -> list[Path]:
-    """Draw a chart into files with a name. Return these files, a PNG and an SVG.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or the folder cannot be written.
-    """
+    """Draw a chart into files with a name. Return these files, a PNG and an SVG."""
     pictures = {
         folder / f"{name}.{form}": charts.render(chart, form=form) for form in (charts.Form.PNG, charts.Form.SVG)
     }
@@ -53,11 +45,7 @@ def draw(folder: Path, name: str, chart: charts.Chart) -> list[Path]:
 
 
 def curve(runs: Mapping[str, tuple[Task, Sequence[Proposal], Sequence[Step]]]) -> charts.SearchCurve:
-    """Return the chart of the scores of runs, and the best so far, over proposals. It shows each run's first metric.
-
-    Args:
-        runs: plans, proposals and steps of runs by their names.
-    """
+    """Return the chart of the scores of runs, and the best so far, over proposals. It shows each run's first metric."""
     metrics = dict.fromkeys(plan.metrics[0] for plan, _, _ in runs.values())
     curves: list[charts.Curve] = []
     for name, (plan, proposals, steps) in runs.items():
@@ -79,11 +67,7 @@ def _writing(folder: Path) -> Generator[None]:
 
 
 def load_wandb() -> Any:
-    """Return the module ``wandb``.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Return the module ``wandb``, or raise ConfigError if it is not installed."""
     try:
         return importlib.import_module("wandb")
     except ImportError as error:
@@ -94,11 +78,7 @@ class WandbWatcher(Watcher):
     """A watcher that sends a point for each reported step to Weights & Biases."""
 
     def __init__(self, run: Run, plan: Plan) -> None:
-        """Begin or resume the run of this name at Weights & Biases.
-
-        Raises:
-            ConfigError: wandb is not installed, or refuses.
-        """
+        """Begin or resume the run of this name at Weights & Biases."""
         wandb = load_wandb()
         sources = {"problem", "kernel"}
         try:

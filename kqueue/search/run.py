@@ -85,13 +85,7 @@ def recorded(engine: Engine, run: Run, plan: Task) -> Generator[None]:
 
 @dataclass
 class Runner(ABC, Generic[_PlanT]):
-    """A search or a tuning run, from its recorded state to its end.
-
-    Attributes:
-        client: judges kernels, perhaps on another fleet.
-        metrics: the scores by their names.
-        watchers: receivers of progress.
-    """
+    """A search or a tuning run, from its recorded state to its end. The client can judge on another fleet."""
 
     engine: Engine
     client: Client
@@ -105,11 +99,9 @@ class Runner(ABC, Generic[_PlanT]):
         """Run to the end and return all proposals. If this fails, the run can be resumed.
 
         Raises:
-            ConfigError: Optuna is not installed.
             InvalidRequest: another process runs it, a metric's function failed, or no worker serves the lane.
             EvaluationFailed: the initial kernel has no score, for example because the fleet or the problem failed.
             ProposerFailed: no proposal of a step got an answer.
-            ServiceError: a service failed.
         """
         with recorded(self.engine, self.run, self.plan):
             steps = {step.number: step for step in searches.steps(self.engine, self.run.id)}
@@ -204,11 +196,8 @@ class Runner(ABC, Generic[_PlanT]):
     ) -> Proposal:
         """Record a proposal's verdict.
 
-        Args:
-            needed: the kernel's name if the run cannot continue without its score.
-
-        Raises:
-            EvaluationFailed: there is no such score. The proposal stays open, so that a resumed run judges it again.
+        If it has no score and the run cannot continue without the score of the kernel ``needed``, raise
+        EvaluationFailed. The proposal stays open, so that a resumed run judges it again.
         """
         if scores is None and needed:
             error = EvaluationFailed(verdict)
@@ -232,12 +221,9 @@ class Runner(ABC, Generic[_PlanT]):
 
 
 def is_to_be_judged_again(verdict: Verdict, scores: Mapping[str, float] | None, *, created: bool, attempt: int) -> bool:
-    """Return True if a kernel must be judged once more.
+    """Return True if a kernel must be judged once more, after ``attempt`` earlier requests.
 
-    Args:
-        scores: the verdict's scores, or None if they are unknown.
-        created: False if the evaluation is of an earlier submission.
-        attempt: number of earlier requests for it.
+    The evaluation of an earlier submission was not ``created``.
     """
     # A correct kernel can lack a time because the machine was busy.
     again = verdict.passed and verdict.evidence.untimed is None and attempt + 1 < _TRIES

@@ -82,14 +82,7 @@ class Tuned:
 
 
 def found(plan: TunePlan, proposals: Sequence[Proposal], steps: Sequence[Step], *, done: bool) -> Tuned:
-    """Return the results of a run.
-
-    Args:
-        done: True if the run is complete. Before that there is no winner.
-
-    Raises:
-        InvalidRequest: a proposal's record cannot be read.
-    """
+    """Return the results of a run, without a winner unless it is ``done``."""
     halving, results = plan.halving(), results_of(plan, proposals)
     judged = [one for one in proposals if one.ended_at is not None]
     duel = fought(steps)
@@ -123,11 +116,7 @@ def _entry(proposal: Proposal) -> Entry:
 
 
 def results_of(plan: TunePlan | TournamentPlan, proposals: Iterable[Proposal]) -> list[Result]:
-    """Return the results of a run's ended proposals.
-
-    Raises:
-        InvalidRequest: a proposal's record cannot be read.
-    """
+    """Return the results of a run's ended proposals."""
     return [_result(plan, one) for one in proposals if one.ended_at is not None]
 
 

@@ -29,8 +29,9 @@ needs a session (:mod:`~kqueue.web.session`), and a session is valid for pages o
 To add a page:
 
 1. Write a module with ``router = pages()`` (:func:`kqueue.web.route.pages`). Each route takes ``viewer: Viewer``, or
-   ``Actor`` for a form that changes something, reads with ``await request.app.state.gateway.read(function, ...)``, and
-   returns ``page(request, "name.html", field=value)``. kqueue's own errors become error pages automatically.
+   ``Actor`` for a form that changes something, and ``gateway: CurrentGateway``. It reads with
+   ``await gateway.read(function, ...)``, and returns ``page(request, "name.html", field=value)``. kqueue's own errors
+   become error pages automatically.
 2. Write ``templates/name.html``, which extends ``base.html`` and fills ``title`` and ``main``. Every value in ``{{ }}``
    is cleaned, capped and escaped (:mod:`~kqueue.web.present`). Mark nothing as safe. Use the macros of ``parts.html``
    for evaluations, categories, times and tables.

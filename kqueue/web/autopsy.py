@@ -30,6 +30,7 @@ from kqueue.store import evaluations, reports
 from kqueue.store.tokens import Scope
 from kqueue.web import present
 from kqueue.web.live import live
+from kqueue.web.parameters import CurrentGateway
 from kqueue.web.route import Actor, Viewer, page, pages
 
 router: Final = pages()
@@ -47,14 +48,7 @@ _MOST_KEPT: Final = 64
 
 @dataclass(eq=False)
 class Running:
-    """An autopsy that runs or has ended.
-
-    Attributes:
-        autopsy: the state of the search.
-        task: the task that runs it.
-        report: its result, or None while it runs and if it failed.
-        failure: the reason if it failed, else empty.
-    """
+    """An autopsy that runs or has ended, with its report, or the reason why it failed."""
 
     autopsy: Autopsy
     task: asyncio.Task[None] | None = None
@@ -137,9 +131,8 @@ def refusal(verdict: contract.Verdict | None) -> str | None:
 
 
 @router.post("/evaluations/{evaluation_id}/autopsy")
-async def begin(request: Request, actor: Actor, evaluation_id: UUID) -> Response:
+async def begin(request: Request, actor: Actor, gateway: CurrentGateway, evaluation_id: UUID) -> Response:
     """Start a search for the smallest input on which the kernel fails."""
-    gateway: Gateway = request.app.state.gateway
     if not actor.may(Scope.PROBLEMS):
         raise HttpError(
             403, f"an autopsy submits smaller problems: this needs a login with a token of the scope {Scope.PROBLEMS}"
@@ -155,9 +148,8 @@ async def begin(request: Request, actor: Actor, evaluation_id: UUID) -> Response
 
 
 @router.get("/evaluations/{name}/autopsy")
-async def autopsy(request: Request, viewer: Viewer, name: str) -> Response:
+async def autopsy(request: Request, viewer: Viewer, gateway: CurrentGateway, name: str) -> Response:
     """Show the autopsy of an evaluation, given by its id or the id's first digits."""
-    gateway: Gateway = request.app.state.gateway
     evaluation_id = await gateway.read(reports.resolve_id, name)
     if str(evaluation_id) != name:
         return RedirectResponse(f"/evaluations/{evaluation_id}/autopsy", 303)

@@ -26,6 +26,7 @@ from kqueue.store.reports import Detail
 from kqueue.store.tokens import Scope
 from kqueue.web import autopsy, present
 from kqueue.web.live import live
+from kqueue.web.parameters import CurrentGateway
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Actor, Viewer, page, pages, submitted
 
@@ -101,10 +102,13 @@ class HeatMap:
 
 @router.get("/evaluations/{name}")
 async def evaluation(
-    request: Request, viewer: Viewer, name: str, against: Annotated[str | None, Query(max_length=100)] = None
+    request: Request,
+    viewer: Viewer,
+    gateway: CurrentGateway,
+    name: str,
+    against: Annotated[str | None, Query(max_length=100)] = None,
 ) -> Response:
     """Show an evaluation, given by its id or the id's first digits."""
-    gateway: Gateway = request.app.state.gateway
     evaluation_id = await gateway.read(reports.resolve_id, name)
     if str(evaluation_id) != name:
         return RedirectResponse(f"/evaluations/{evaluation_id}", 303)
@@ -115,9 +119,8 @@ async def evaluation(
 
 
 @router.get("/live/evaluations/{evaluation_id}")
-async def evaluation_live(request: Request, viewer: Viewer, evaluation_id: UUID) -> Response:
+async def evaluation_live(request: Request, viewer: Viewer, gateway: CurrentGateway, evaluation_id: UUID) -> Response:
     """Send an evaluation's state after each change until it has its verdict."""
-    gateway: Gateway = request.app.state.gateway
     within_s = gateway.config.live_s
 
     async def render() -> str | None:
@@ -130,9 +133,8 @@ async def evaluation_live(request: Request, viewer: Viewer, evaluation_id: UUID)
 
 
 @router.get("/evaluations/{evaluation_id}/files/{name}")
-async def file(request: Request, _: Viewer, evaluation_id: UUID, name: File) -> Response:
+async def file(_: Viewer, gateway: CurrentGateway, evaluation_id: UUID, name: File) -> Response:
     """Return a part of an evaluation as a text file, which no browser executes."""
-    gateway: Gateway = request.app.state.gateway
     detail = await gateway.read(reports.show, evaluation_id)
     content = await gateway.receipt(evaluation_id) if name is File.RECEIPT else detail.files().get(name)
     if content is None:
@@ -144,38 +146,38 @@ async def file(request: Request, _: Viewer, evaluation_id: UUID, name: File) -> 
 
 
 @router.post("/evaluations/{evaluation_id}/cancel")
-async def cancel(request: Request, actor: Actor, evaluation_id: UUID) -> Response:
+async def cancel(actor: Actor, gateway: CurrentGateway, evaluation_id: UUID) -> Response:
     """Cancel an evaluation. One that has its verdict keeps it."""
-    gateway: Gateway = request.app.state.gateway
     await gateway.cancel(actor, evaluation_id)
     return RedirectResponse(f"/evaluations/{evaluation_id}", 303)
 
 
 @router.post("/evaluations/{evaluation_id}/rerun")
-async def rerun(request: Request, actor: Actor, evaluation_id: UUID) -> Response:
+async def rerun(actor: Actor, gateway: CurrentGateway, evaluation_id: UUID) -> Response:
     """Judge the same kernel again, and show the new evaluation."""
-    return await _judge_again(request, actor, evaluation_id, lambda again: again)
+    return await _judge_again(gateway, actor, evaluation_id, lambda again: again)
 
 
 @router.post("/evaluations/{evaluation_id}/sanitize")
-async def sanitize(request: Request, actor: Actor, evaluation_id: UUID) -> Response:
+async def sanitize(actor: Actor, gateway: CurrentGateway, evaluation_id: UUID) -> Response:
     """Run the kernel under all tools of compute-sanitizer, with the problem's own sizes."""
     tools = list(contract.Sanitizer)
     return await _judge_again(
-        request, actor, evaluation_id, lambda again: next(examinations.sanitizing(again, tools, whole=True))
+        gateway, actor, evaluation_id, lambda again: next(examinations.sanitizing(again, tools, whole=True))
     )
 
 
 @router.post("/evaluations/{evaluation_id}/profile")
-async def profile(request: Request, actor: Actor, evaluation_id: UUID) -> Response:
+async def profile(actor: Actor, gateway: CurrentGateway, evaluation_id: UUID) -> Response:
     """Profile the kernel."""
-    return await _judge_again(request, actor, evaluation_id, lambda again: next(examinations.profiling(again)))
+    return await _judge_again(gateway, actor, evaluation_id, lambda again: next(examinations.profiling(again)))
 
 
 @router.get("/evaluations/{evaluation_id}/roofline.svg")
-async def roofline_picture(request: Request, _: Viewer, evaluation_id: UUID, theme: Theme = Theme.LIGHT) -> Response:
+async def roofline_picture(
+    _: Viewer, gateway: CurrentGateway, evaluation_id: UUID, theme: Theme = Theme.LIGHT
+) -> Response:
     """Draw the kernel's roofline chart."""
-    gateway: Gateway = request.app.state.gateway
     detail = await gateway.read(reports.show, evaluation_id)
     taken = detail.verdict and detail.verdict.evidence.profile
     label = detail.kernel_label or detail.kernel_hash[:12]
@@ -183,10 +185,9 @@ async def roofline_picture(request: Request, _: Viewer, evaluation_id: UUID, the
 
 
 async def _judge_again(
-    request: Request, actor: Actor, evaluation_id: UUID, changed: Callable[[contract.Request], contract.Request]
+    gateway: Gateway, actor: Actor, evaluation_id: UUID, changed: Callable[[contract.Request], contract.Request]
 ) -> Response:
     """Submit an evaluation's request again with a change, and show the new evaluation."""
-    gateway: Gateway = request.app.state.gateway
     detail = await gateway.read(reports.show, evaluation_id)
     again = detail.request(problem=f"sha256:{detail.problem_hash}", priority=actor.priority, reuse=False)
     return await submitted(gateway, actor, changed(again))

@@ -39,13 +39,9 @@ async def as_file(form: Format, name: str, kind: type[Any], pages: AsyncIterable
     """Return at most :data:`MOST_ROWS` records as a file, which is sent while the records are read.
 
     Args:
-        form: CSV or Parquet.
         name: name of the file in ASCII, without its extension.
         kind: dataclass of the records. Its fields are the columns, except fields with mappings.
         pages: the records in pages.
-
-    Raises:
-        HttpError: 404, pyarrow is not installed.
     """
     columns = [name for name, field in kind.__dataclass_fields__.items() if not str(field.type).startswith("dict")]
     if form is Format.CSV:

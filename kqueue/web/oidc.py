@@ -27,11 +27,11 @@ from kqueue.errors import ConfigError
 from kqueue.http import is_loopback
 from kqueue.http.auth import split
 from kqueue.http.failures import HttpError
-from kqueue.http.gateway import Gateway
 from kqueue.store import sessions
 from kqueue.store.tokens import Scope
 from kqueue.text import one_line
 from kqueue.web import cookie, session
+from kqueue.web.parameters import CurrentGateway
 from kqueue.web.route import pages
 
 router: Final = pages()
@@ -162,9 +162,8 @@ async def start(request: Request, to: Annotated[str, Query(alias="next", max_len
 
 
 @router.get(CALLBACK)
-async def finish(request: Request) -> Response:
+async def finish(request: Request, gateway: CurrentGateway) -> Response:
     """Log in the person whom the provider identified."""
-    gateway: Gateway = request.app.state.gateway
     try:
         begun = json.loads(urlsafe_b64decode(request.cookies.get(cookie.kept_name(request, "begun"), "")))
         to = session.local(begun.pop("to"))

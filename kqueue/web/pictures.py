@@ -62,11 +62,7 @@ def can_draw() -> bool:
 
 
 async def picture(chart: Chart, theme: Theme) -> Response:
-    """Return a chart as SVG.
-
-    Raises:
-        HttpError: 404, matplotlib is not installed. 503, too many charts wait.
-    """
+    """Return a chart as SVG. Raise an HttpError 404 without matplotlib, and 503 if too many charts wait."""
     if not _places.acquire(blocking=False):
         raise HttpError(503, "too many charts are being drawn: try again", code="too_many_charts")
     drawing = _DRAWER.submit(_drawn.picture, chart, theme)

@@ -95,9 +95,7 @@ def has_openid(request: Request) -> bool:
 async def who(request: Request) -> Caller | None:
     """Return the caller of a page, who has a session or needs no token, or None for any other caller.
 
-    Raises:
-        HttpError: 403 for a request of a foreign web page, where local users are trusted.
-        DatabaseUnavailable: the session cannot be looked up.
+    Raise an HttpError 403 for a request of a foreign web page, where local users are trusted.
     """
     gateway: Gateway = request.app.state.gateway
     secret = request.cookies.get(cookie_name(request))

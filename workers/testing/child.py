@@ -108,12 +108,7 @@ def main(order: Order, said: int) -> int:
 
 
 class _Child:
-    """The plugin in a job's process.
-
-    Attributes:
-        modules: the tests' modules.
-        enough: whether pytest stopped at the limit on failures.
-    """
+    """The plugin in a job's process."""
 
     def __init__(self, order: Order, said: int) -> None:
         self._order = order
@@ -126,6 +121,7 @@ class _Child:
         self._stopped = False
         self._failed = 0
         self.modules: list[ModuleType] = []
+        #: Whether pytest stopped at the limit on failures.
         self.enough = False
 
     def say(self, at: str, *, beside: tuple[int, ...] = (), **what: Any) -> None:

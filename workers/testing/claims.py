@@ -41,11 +41,7 @@ def outcome(value: object) -> bool:
 
 
 def check_report(report: pytest.TestReport) -> None:
-    """Check a report that pytest has made of received data.
-
-    Raises:
-        Exception: it is not the report of a phase of a test, or has a field that pytest cannot process.
-    """
+    """Raise an exception if a report of received data is not of a test's phase, or if pytest cannot process it."""
     held: dict[str, Any] = vars(report)
     hides = [name for name in held if hasattr(type(report), name) or name == _XDIST]
     if hides:
@@ -72,11 +68,7 @@ def check_report(report: pytest.TestReport) -> None:
 
 
 def with_tuples(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a report's data with the tuples restored that JSON has turned into lists.
-
-    Raises:
-        Exception: such a field is not a list.
-    """
+    """Return a report's data with the tuples restored that JSON has turned into lists."""
     if _ID in data or _XDIST in data:
         raise ValueError("a report with fields of pytest's own")
     changed = dict(data)
@@ -93,9 +85,6 @@ def warning(said: dict[str, Any]) -> warnings.WarningMessage:
 
     The message must include the line of source. Otherwise pytest would read it from a local file whose name foreign
     code can choose, such as a pipe, a device, or a private file.
-
-    Raises:
-        Exception: the message is not a warning.
     """
     match said:
         case {"module": str(module), "name": str(name), "words": str(text), "file": str(file), "source": str(source)}:

@@ -73,11 +73,7 @@ class Controller:
     """The plugin that replaces pytest's own loop over the tests."""
 
     def __init__(self, config: pytest.Config, searched: list[str]) -> None:
-        """Configure the host that runs the tests. ``searched`` is ``sys.path`` before test modules changed it.
-
-        Raises:
-            ConfigError: a setting or an option is invalid.
-        """
+        """Configure the host that runs the tests. ``searched`` is ``sys.path`` before test modules changed it."""
         self._config = config
         self._isolate = config.option.kqueue_isolate
         self._sanitizes = config.option.kqueue_sanitize

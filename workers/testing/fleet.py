@@ -51,18 +51,10 @@ _PHASE_S: Final = "did not end within its deadline"
 
 
 class Fleet:
-    """The runner of processes with tests on a fleet.
-
-    Attributes:
-        words: its description in pytest's header.
-    """
+    """The runner of processes with tests on a fleet."""
 
     def __init__(self, config: pytest.Config) -> None:
-        """Pack the repository's files without contacting the fleet.
-
-        Raises:
-            ConfigError: no fleet is known, the files are too many or too large, or a limit or the lane is invalid.
-        """
+        """Pack the repository's files without contacting the fleet."""
         option, rootdir, inifile = config.option, config.rootpath.resolve(), config.inipath
         lane, sanitizing, timeout_s = option.kqueue_lane, option.kqueue_sanitize, option.kqueue_timeout or math.inf
         if sanitizing and lane == "cpu":
@@ -112,11 +104,7 @@ class Fleet:
         return self._open < self._room
 
     def start(self, group: Group, *, sanitized: bool) -> Evaluation:
-        """Submit a group's tests.
-
-        Raises:
-            KqueueError: the fleet refuses the tests, or cannot be used.
-        """
+        """Submit a group's tests."""
         for item in group.items:
             if not item.path.resolve().is_relative_to(self._root):
                 raise ConfigError(f"{item.path} does not lie in {self._root}, whose files are sent")
@@ -159,10 +147,8 @@ class Fleet:
     def _submit(self, fields: dict[str, Any]) -> Ticket:
         """Submit a group. Only the first one includes the repository's files, which the fleet then stores."""
         if self._stored:
-            try:
+            with contextlib.suppress(UnknownProblem):  # the fleet has removed the files, which no evaluation used
                 return self._client.submit(parse_request(fields | {"problem": self._stored}))
-            except UnknownProblem:  # the fleet has removed the files because no evaluation used them
-                pass
         request = parse_request(fields | {"problem": self._archive})
         ticket = self._client.submit(request)
         self._stored = request.problem_name
@@ -175,7 +161,6 @@ class Evaluation:
     All messages come with the verdict, so the messages of attempts that failed because of the fleet are lost.
 
     Attributes:
-        ticket: the evaluation's ticket.
         cancelled: whether :meth:`end` was called.
         sanitized: whether it runs under compute-sanitizer.
         overdue: whether it was ended because a test took too long.
@@ -206,11 +191,7 @@ class Evaluation:
         self._printed = b""
 
     def watch(self) -> bool:
-        """Return whether it has a verdict or was cancelled.
-
-        Raises:
-            KqueueError: the fleet cannot be used.
-        """
+        """Return whether it has a verdict or was cancelled."""
         if self._verdict is None and not self.cancelled and self._future.done():
             self._verdict = self._future.result()
             self._conclude(self._verdict)
@@ -283,10 +264,8 @@ def words(verdict: Verdict) -> list[dict[str, Any]]:
     """Return the valid messages of a process. Foreign code can have sent invalid ones."""
     messages: list[dict[str, Any]] = []
     for line in (verdict.evidence.tests.words if verdict.evidence.tests else "").splitlines():
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             message = json.loads(line)
             if isinstance(message, dict) and isinstance(message.get("at"), str):
                 messages.append(claims.cleaned(message))
-        except (ValueError, RecursionError):
-            pass
     return messages

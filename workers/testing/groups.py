@@ -19,12 +19,7 @@ ROOT, STARTED_IN, ENVIRONMENT = "root", "started_in", "environment"
 
 @dataclass(slots=True)
 class Group:
-    """Tests that share a process.
-
-    Attributes:
-        name: the node id of the module, class or test, for display.
-        items: the tests, in order.
-    """
+    """Tests that share a process, in order. ``name`` is the node id of the module, class or test, for display."""
 
     name: str
     items: list[pytest.Item] = field(default_factory=list[pytest.Item])

@@ -50,12 +50,7 @@ _SHARED: Final = frozenset({"HOME", "XDG_CACHE_HOME", "TMPDIR"})
 
 @dataclass(frozen=True, slots=True)
 class TestSlot:
-    """A slot for one process of tests at a time.
-
-    Attributes:
-        gpu: the UUID of its GPU, or None on a host without visible GPUs.
-        lock: the lock of its device.
-    """
+    """A slot for one process of tests: its GPU's UUID, or None on a host without visible GPUs, and its lock."""
 
     gpu: str | None
     lock: Path
@@ -89,16 +84,10 @@ class Job:
         """Start the process.
 
         Args:
-            group: the tests to run.
             order: the fields of :class:`Order` that all processes of the run share.
-            slot: its slot.
             folder: the folder for its files and caches. At its end only pytest's temporary directories remain.
-            cwd: its working directory.
             timeout_s: limit on one test in seconds, infinite for no limit.
             under: command that runs the program under compute-sanitizer, with ``%s`` for the name of the log.
-
-        Raises:
-            OSError: it could not be started.
         """
         self.overdue = False
         self.status: int | None = None
@@ -156,7 +145,10 @@ class Job:
 
     def output(self) -> bytes:
         """Return what the process has printed since the last call, without waiting."""
-        chunk = b"".join(self._read(self._printed))
+        chunk = b""
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(self._printed, _READ_BYTES):
+                chunk += part
         self._tail += chunk
         del self._tail[:-_KEPT_BYTES]
         return chunk
@@ -228,26 +220,12 @@ class Job:
             environment["CUDA_VISIBLE_DEVICES"] = gpu
         return environment
 
-    def _read(self, descriptor: int) -> Iterator[bytes]:
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(descriptor, _READ_BYTES):
-                yield chunk
-
 
 class Here:
-    """The runner of processes with tests on this host.
-
-    Attributes:
-        words: its description in pytest's header.
-    """
+    """The runner of processes with tests on this host."""
 
     def __init__(self, config: pytest.Config) -> None:
-        """Find the slots, and compute-sanitizer if it is requested.
-
-        Raises:
-            ConfigError: KQUEUE_GPUS names a missing GPU, another user owns KQUEUE_SCRATCH, or compute-sanitizer is
-                missing.
-        """
+        """Find the slots, and compute-sanitizer if it is requested."""
         option = config.option
         self._sanitizer = sanitizer.command() if option.kqueue_sanitize else []
         self._cwd = config.invocation_params.dir

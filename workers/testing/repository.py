@@ -23,21 +23,13 @@ _NAMED: Final = 3
 
 
 def find(folder: Path) -> Path:
-    """Return the root of the repository that contains a folder, or the folder itself outside of repositories.
-
-    Raises:
-        ConfigError: Git cannot read the repository.
-    """
+    """Return the root of the repository that contains a folder, or the folder itself outside of repositories."""
     output = _git(folder.resolve(), "rev-parse", "--show-toplevel")
     return folder.resolve() if output is None else Path(os.fsdecode(output.rstrip(b"\n"))).resolve()
 
 
 def packed(root: Path) -> str:
-    """Return the files of a repository as a text, without what Git ignores.
-
-    Raises:
-        ConfigError: there are too many, they are too large, one cannot be read, or Git does not list the ignored ones.
-    """
+    """Return the files of a repository as a text, without what Git ignores."""
     sizes = {name: size for name in _files(root) if (size := _size(root / name)) is not None}
     largest = sorted(sizes, key=lambda name: -sizes[name])[:_NAMED]
     named = ", ".join(f"{name} ({sizes[name] / 2**20:.1f} MiB)" for name in largest)

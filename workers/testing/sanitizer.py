@@ -18,11 +18,7 @@ SLOWDOWN: Final = 10
 
 
 def command() -> list[str]:
-    """Return the command that runs a program under it, with ``%s`` for the file of the findings.
-
-    Raises:
-        ConfigError: compute-sanitizer is missing.
-    """
+    """Return the command that runs a program under it, with ``%s`` for the file of the findings."""
     program = toolchain.program("compute-sanitizer")
     if program is None:
         raise ConfigError(

@@ -62,8 +62,7 @@ def encode_failure(reason: str) -> bytes:
 def decode(page: bytes | bytearray | memoryview | mmap) -> list[Activity]:
     """Read the rows of an untrusted page. Copy it first, because the candidate can still change it.
 
-    Raises:
-        NotRecorded: the candidate reports a failure, or the page is malformed.
+    Raise NotRecorded if the candidate reports a failure, or the page is malformed.
     """
     data = bytes(page)
     if len(data) < _HEAD.size or not any(data[: _HEAD.size]):

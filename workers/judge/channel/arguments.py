@@ -43,11 +43,7 @@ class ArgumentsError(ValueError):
 
 
 def take_apart(arguments: Any) -> tuple[Any, list[torch.Tensor]]:
-    """Split arguments into their arrangement and their tensors.
-
-    Raises:
-        ArgumentsError: the arguments contain an unsupported value.
-    """
+    """Split arguments into their arrangement and their tensors. Raise ArgumentsError for an unsupported value."""
     if not isinstance(arguments, (list, tuple, dict)):
         raise ArgumentsError("no list, tuple or dict")
     tensors: list[torch.Tensor] = []
@@ -95,11 +91,7 @@ def leaves(arrangement: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def check(arrangement: Any) -> int:
-    """Validate an untrusted arrangement, and return its number of leaves.
-
-    Raises:
-        ArgumentsError: the value is not an arrangement.
-    """
+    """Validate an untrusted arrangement, and return its number of leaves. Raise ArgumentsError if it is not one."""
     if type(arrangement) not in (list, dict):
         raise ArgumentsError(f"a value of the type {type(arrangement).__name__} for all arguments")
     return _leaves(arrangement, 0)
@@ -137,10 +129,7 @@ def of_constructor(returned: Any, model: Any) -> list[Any] | dict[str, Any] | tu
     """Return a model's arguments from the value of ``get_init_inputs()``: a list, a dict, or a tuple of both.
 
     ``[[arguments], {keywords}]`` is KernelBook's form. It can also be two arguments, so the constructor's signature
-    decides.
-
-    Raises:
-        ArgumentsError: the value is no list, tuple or dict.
+    decides. Raise ArgumentsError for any other value.
     """
     if isinstance(returned, dict):
         return dict(cast("dict[str, Any]", returned))

@@ -62,9 +62,6 @@ class SharedTensor:
         """Allocate room for a tensor of ``like``'s dtype, shape, strides and device type.
 
         The strides of a dense tensor are kept. Any other layout becomes contiguous.
-
-        Raises:
-            CudaCallError: the device has not enough free memory.
         """
         model = torch.empty_like(like, device="meta", memory_format=torch.preserve_format)
         nbytes = max(model.numel() * model.element_size(), 1)
@@ -164,8 +161,7 @@ class Exports:
     def location(self, tensor: torch.Tensor) -> Location:
         """Return the location of a tensor on the GPU. New memory is announced by :meth:`pending`.
 
-        Raises:
-            CudaCallError: the memory cannot be shared, for example because ``cudaMalloc`` allocated it.
+        Raise CudaCallError if the memory cannot be shared, for example because ``cudaMalloc`` allocated it.
         """
         begin = tensor.data_ptr()
         extent = 1 + sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
@@ -244,13 +240,10 @@ class LocationError(ValueError):
 
 
 class Imports:
-    """GPU memory of a sealed process from which the judge reads outputs.
-
-    Attributes:
-        in_use: True while the judge's stream reads it. The process must not replace it then.
-    """
+    """GPU memory of a sealed process from which the judge reads outputs."""
 
     def __init__(self) -> None:
+        #: True while the judge's stream reads it. The process must not replace it then.
         self.in_use = False
         self._handles: dict[int, list[ctypes.c_uint64]] = {}
         self._sizes: dict[int, list[int]] = {}
@@ -261,11 +254,7 @@ class Imports:
         return len(self._handles) + len(self._mapped)
 
     def add(self, export: Export) -> None:
-        """Import a part of a run, and close its descriptors.
-
-        Raises:
-            ProtocolError: the announcement is impossible.
-        """
+        """Import a part of a run, and close its descriptors. Raise ProtocolError if the announcement is impossible."""
         if export.run == 0 and not 0 < len(self._handles.get(0, ())) < export.total:
             if self.in_use:
                 raise ProtocolError("memory was replaced while calls were timed")
@@ -288,8 +277,7 @@ class Imports:
     def view(self, location: Location, spec: TensorSpec) -> torch.Tensor:
         """Return the tensor at a location of the sealed process.
 
-        Raises:
-            LocationError: the memory was not announced, or the tensor would exceed it.
+        Raise LocationError if the memory was not announced, or if the tensor would exceed it.
         """
         if location.run not in self._mapped:
             self._mapped[location.run] = self._map(location.run)
@@ -334,14 +322,10 @@ class ProcessMemory:
         os.close(self.descriptor)
 
     def read(self, address: int, into: torch.Tensor) -> None:
-        """Copy a dense tensor's bytes.
+        """Copy a dense tensor's bytes. Raise EOFError if the process ended, and LocationError if it has no such memory.
 
         The pieces are read in random order. A process that reports completion too early cannot predict which piece it
         must finish first. ``into`` is a dense tensor of the same layout.
-
-        Raises:
-            LocationError: the process has no such memory.
-            EOFError: the process has ended.
         """
         nbytes = into.nbytes
         if address < 0 or address + nbytes >= 1 << 63:
@@ -375,8 +359,7 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 def view_within(flat: torch.Tensor, location: Location, spec: TensorSpec) -> torch.Tensor:
     """Return the tensor at a claimed location in ``flat``, a tensor of bytes.
 
-    Raises:
-        LocationError: the tensor would exceed ``flat``, overlap itself, or has an impossible layout.
+    Raise LocationError if it would exceed ``flat``, overlap itself, or has an impossible layout.
     """
     dtype, stride = spec.dtype, location.stride
     if dtype is None or len(stride) != len(spec.shape) or min(stride, default=0) < 0:

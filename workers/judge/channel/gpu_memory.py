@@ -104,10 +104,9 @@ def _libcuda() -> Any:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call a function of the CUDA runtime.
+    """Call a function of the CUDA runtime, or raise CudaCallError.
 
-    Raises:
-        CudaCallError: it returned an error. The runtime's last error is cleared, so that later checks do not see it.
+    Then the runtime's last error is cleared, so that later checks do not see it.
     """
     code = getattr(cudart(), name)(*arguments)
     if code:
@@ -116,11 +115,7 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def driver(name: str, *arguments: Any) -> None:
-    """Call a function of the CUDA driver.
-
-    Raises:
-        CudaCallError: it returned an error.
-    """
+    """Call a function of the CUDA driver, or raise CudaCallError."""
     code = getattr(_libcuda(), name)(*arguments)
     if code:
         raise CudaCallError(name, code)
@@ -130,11 +125,7 @@ class Mapping:
     """A range of this process's GPU addresses, backed by one or more allocations. ``pointer`` is the first address."""
 
     def __init__(self, handles: Sequence[ctypes.c_uint64], sizes: Sequence[int], *, writable: bool) -> None:
-        """Map allocations at consecutive addresses. Release ``handles``, even on failure.
-
-        Raises:
-            CudaCallError: a size is not the allocation's, or no addresses or memory are left.
-        """
+        """Map allocations at consecutive addresses. Release ``handles``, even on failure."""
         self.pointer, self.nbytes = 0, 0
         self._sizes: list[int] = []
         reserved = ctypes.c_uint64()
@@ -182,11 +173,7 @@ class Mapping:
 
 
 def allocate(nbytes: int) -> tuple[Mapping, int]:
-    """Create an allocation. Return its mapping and a descriptor with which another process can open it.
-
-    Raises:
-        CudaCallError: the device has not enough free memory.
-    """
+    """Create an allocation. Return its mapping and a descriptor with which another process can open it."""
     size = _rounded(nbytes)
     properties = _Properties(_PINNED, _DESCRIPTOR, _Location(_ON_DEVICE, 0))
     handle = ctypes.c_uint64()
@@ -200,11 +187,7 @@ def allocate(nbytes: int) -> tuple[Mapping, int]:
 
 
 def import_handle(descriptor: int) -> ctypes.c_uint64:
-    """Return the allocation that a descriptor names. The caller keeps the descriptor and must close it.
-
-    Raises:
-        CudaCallError: the descriptor names no allocation.
-    """
+    """Return the allocation that a descriptor names. The caller keeps the descriptor and must close it."""
     handle = ctypes.c_uint64()
     driver("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(descriptor), _DESCRIPTOR)
     return handle
@@ -216,11 +199,7 @@ def release(handle: ctypes.c_uint64) -> None:
 
 
 def open_descriptor(descriptor: int, nbytes: int) -> Mapping:
-    """Map an allocation that another process made by :func:`allocate`, and close its descriptor.
-
-    Raises:
-        CudaCallError: the descriptor names no allocation of that size.
-    """
+    """Map an allocation of this size that another process made by :func:`allocate`, and close its descriptor."""
     try:
         handle = import_handle(descriptor)
     finally:
@@ -249,8 +228,7 @@ def serial_of(base: int) -> int:
 def export(base: int) -> int:
     """Return a descriptor of the allocation with the given base address.
 
-    Raises:
-        CudaCallError: it cannot be exported, for example because ``cudaMalloc`` made it.
+    Raise CudaCallError if it cannot be exported, for example because ``cudaMalloc`` made it.
     """
     handle = ctypes.c_uint64()
     driver("cuMemRetainAllocationHandle", ctypes.byref(handle), ctypes.c_void_p(base))

@@ -6,6 +6,7 @@ tensor is the tensor itself. Other inputs are views of a root in one dimension, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -97,11 +98,7 @@ def put_back(
 
 
 def checked(encoded: Any, roots: Sequence[TensorSpec]) -> tuple[View, ...]:
-    """Return views from untrusted values.
-
-    Raises:
-        ValueError: a view is malformed or exceeds its root.
-    """
+    """Return views from untrusted values. Raise ValueError if a view is malformed or exceeds its root."""
     views = tuple(View(*fields) for fields in encoded if len(fields) == len(View._fields))
     for view in views:
         numbers = (view.root, view.offset, *view.shape, *view.stride)
@@ -111,10 +108,7 @@ def checked(encoded: Any, roots: Sequence[TensorSpec]) -> tuple[View, ...]:
             raise ValueError("a view of impossible numbers")
         if len(view.shape) != len(view.stride) or len(view.shape) > MAX_DIMS or view.root >= len(roots):
             raise ValueError("a view of an impossible form")
-        size = 1
-        for length in roots[view.root].shape:
-            size *= length
-        if view.offset + view.extent > size:
+        if view.offset + view.extent > math.prod(roots[view.root].shape):
             raise ValueError("a view beyond its root")
     if len(views) != len(encoded):
         raise ValueError("a view of an impossible form")

@@ -70,11 +70,7 @@ class Lines:
 
 
 def say(words: int, line: bytes, descriptors: tuple[int, ...] = ()) -> None:
-    """Send a line, with descriptors, on the socket whose descriptor is ``words``. Wait until there is room.
-
-    Raises:
-        OSError: the reader has closed its end.
-    """
+    """Send a line, with descriptors, on the socket whose descriptor is ``words``. Wait until there is room."""
     left = memoryview(line + b"\n")
     if descriptors:
         with socket.socket(fileno=os.dup(words)) as target:

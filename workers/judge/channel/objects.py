@@ -40,8 +40,7 @@ class Built:
 def as_data(value: Any) -> Any:
     """Return the data from which :func:`as_object` makes an equal object.
 
-    Raises:
-        ValueError: there is no such data. The message describes the object.
+    Raise a ValueError that describes the object if there is no such data.
     """
     if isinstance(value, Named | Built):
         return value
@@ -65,11 +64,7 @@ def as_data(value: Any) -> Any:
 
 
 def as_object(data: Named | Built) -> Any:
-    """Return the object of a sealed process. The tensors among its attributes are on the device already.
-
-    Raises:
-        ValueError: there is no object of that name.
-    """
+    """Return the object of a sealed process. The tensors among its attributes are on the device already."""
     place, _, name = data.name.rpartition(".")
     found = getattr(_PLACES.get(place), name, None)
     if not callable(found):

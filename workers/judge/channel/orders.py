@@ -268,7 +268,6 @@ class Examine:
         tool: a tool of compute-sanitizer, or ``ncu``.
         program: path of the tool's executable.
         device: ``cpu`` or ``cuda``.
-        problem: the problem's source.
         seconds: time limit of the run.
     """
 

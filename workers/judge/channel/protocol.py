@@ -39,7 +39,6 @@ MAX_EXPORTED: Final = 240
 #: Maximum number of allocations in a run.
 MAX_RUN: Final = 1 << 14
 
-
 _OTHER: Final = 255
 
 
@@ -163,11 +162,7 @@ class Reply:
 
     @classmethod
     def unpack(cls, data: bytes) -> Reply:
-        """Parse an untrusted record.
-
-        Raises:
-            ProtocolError: the record is malformed.
-        """
+        """Parse an untrusted record, or raise ProtocolError."""
         if len(data) < _REPLY_HEAD.size:
             raise ProtocolError(f"a reply of {len(data)} bytes")
         magic, answer, sequence, tag, code, written, traits, structure, exception, message, shortage, count = (
@@ -248,11 +243,7 @@ class Export:
 
     @classmethod
     def unpack(cls, data: bytes, descriptors: list[int]) -> Export:
-        """Parse an untrusted record.
-
-        Raises:
-            ProtocolError: the record is malformed.
-        """
+        """Parse an untrusted record, or raise ProtocolError."""
         if len(data) < _EXPORT_HEAD.size:
             raise ProtocolError("a truncated export")
         magic, run, total, count = _EXPORT_HEAD.unpack_from(data)

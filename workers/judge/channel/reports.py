@@ -25,11 +25,7 @@ def write(memory: int, text: str) -> None:
 
 
 def read(memory: int) -> dict[str, Any]:
-    """Read an untrusted text.
-
-    Raises:
-        NotReported: the text is not a JSON object.
-    """
+    """Read an untrusted text. Raise NotReported if it is not a JSON object."""
     data = os.pread(memory, SIZE, 0).rstrip(b"\0")
     try:
         report = json.loads(data)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import struct
 from mmap import mmap
 from typing import Any, Final, cast
@@ -37,15 +38,11 @@ class ScalarPageError(ValueError):
 
 
 def encode(value: Any) -> bytes:
-    """Return the content of a scalar page.
+    """Return the content of a scalar page, or raise ScalarPageError if the value is unsupported or too large.
 
-    Args:
-        value: None, bool, int, float, complex, str, bytes, :class:`torch.dtype`, :class:`torch.device`,
-            :class:`torch.Size`, slice, range, :data:`LEAF`, dense tensors and the objects of
-            :mod:`~workers.judge.channel.objects`, in lists, tuples, sets and dicts.
-
-    Raises:
-        ScalarPageError: the value contains an unsupported type, or is too large.
+    Supported are None, bool, int, float, complex, str, bytes, :class:`torch.dtype`, :class:`torch.device`,
+    :class:`torch.Size`, slice, range, :data:`LEAF`, dense tensors and the objects of
+    :mod:`~workers.judge.channel.objects`, in lists, tuples, sets and dicts.
     """
     tensors = io.BytesIO()
     text = json.dumps(_encode(value, tensors, 0)).encode()
@@ -55,11 +52,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(page: bytes | mmap) -> Any:
-    """Decode an untrusted scalar page. Copy it first, because its writer can still change it.
-
-    Raises:
-        ScalarPageError: the content is malformed.
-    """
+    """Decode an untrusted scalar page, or raise ScalarPageError. Copy it first: its writer can still change it."""
     head = bytes(page[: _HEAD.size])
     if len(head) < _HEAD.size:
         raise ScalarPageError("the scalar page is too short")
@@ -171,9 +164,7 @@ class _Decoder:
             raise ScalarPageError("a tensor of an impossible shape")
         if at != self._read:
             raise ScalarPageError("a tensor that does not begin where the previous one ends")
-        count = 1
-        for size in shape:
-            count *= size
+        count = math.prod(shape)
         end = at + count * dtype.itemsize
         if end > len(self._tensors):
             raise ScalarPageError("a tensor beyond the end of the written bytes")

@@ -23,11 +23,6 @@ class Semaphores:
     """A page of flags that is registered in this process's CUDA context."""
 
     def __init__(self, page: memoryview[int]) -> None:
-        """Register the page.
-
-        Raises:
-            CudaCallError: CUDA cannot register it.
-        """
         self._event = ctypes.c_void_p()
         self._page = page  # keeps the page mapped while it is registered
         memory: Any = page.obj

@@ -84,7 +84,6 @@ class Location:
     """The location of an output. From a candidate it is a claim.
 
     Attributes:
-        where: the memory.
         index: for ``INPUT``, the shared input's number. For other outputs of a reference, 1 plus the number of the
             input whose memory the output shares, :data:`LASTING` for memory of the model, else 0.
         run: for ``EXPORTED``, the number of the run of allocations.
@@ -153,8 +152,7 @@ def _unusual(tensor: torch.Tensor) -> str:
 def paths(structure: str) -> tuple[str, ...]:
     """Return the path of each tensor in an untrusted structure, such as ``[0]['a']``.
 
-    Raises:
-        ValueError: the structure contains other values than tensors, None and their containers.
+    Raise ValueError if the structure contains other values than tensors, None and their containers.
     """
     try:
         return tuple(_paths(ast.parse(structure, mode="eval").body, ""))

@@ -37,11 +37,7 @@ def send_command(
     payload: Any = None,
     fds: tuple[int, ...] = (),
 ) -> None:
-    """Send an order with ``fds``, and with ``payload`` as a pickle in a memfd.
-
-    Raises:
-        OSError: the sealed process has closed the channel.
-    """
+    """Send an order with ``fds``, and with ``payload`` as a pickle in a memfd."""
     attached = list(fds)
     memory = -1
     if payload is not None:
@@ -76,8 +72,7 @@ def receive_command(channel: socket.socket) -> Command | None:
 def receive_record(channel: socket.socket) -> Reply | Export | None:
     """Wait for a reply or an export. Return None when the sealed process has closed the channel.
 
-    Raises:
-        ProtocolError: the process sent something else.
+    Raise ProtocolError if the process sent something else.
     """
     # One byte more than a reply, so that a longer packet is detected instead of truncated to a valid size.
     try:

@@ -19,7 +19,6 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from workers.judge.host.turns import opened
@@ -60,7 +59,6 @@ class Entry:
     """A booking, as every process can read it.
 
     Attributes:
-        pid: process of the booking.
         nbytes: booked GPU memory in bytes.
         label: label for people: an evaluation's id, or a slot's name.
         waiting: True while the booking waits for the memory, False while it holds it.
@@ -89,12 +87,7 @@ class Ledger:
         self._patience_s = patience_s
 
     def book(self, nbytes: int, *, label: str, wait_s: float) -> Booking:
-        """Book memory. Wait until it is free and earlier bookings are served.
-
-        Raises:
-            TooLarge: ``nbytes`` is above the capacity.
-            NotInTime: the wait exceeded ``wait_s``.
-        """
+        """Book memory once it is free and earlier bookings are served. Raise TooLarge, or NotInTime after a wait."""
         if nbytes < 0:
             raise ValueError(f"{nbytes} bytes cannot be booked")
         if nbytes > self._capacity:
@@ -142,7 +135,6 @@ class Booking:
     """Booked memory. :meth:`release`, the end of a ``with`` block or the end of the process frees it."""
 
     def __init__(self, folder: Path, file: _File, patience_s: float) -> None:
-        """Wrap a booking of :meth:`Ledger.book`."""
         self._folder = folder
         self._file = file
         self._patience_s = patience_s
@@ -150,8 +142,7 @@ class Booking:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Free the memory."""
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     @property

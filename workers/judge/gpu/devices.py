@@ -19,7 +19,6 @@ class Device:
         index: NVML's index, in order of PCI bus. CUDA can count in another order, so workers get the UUID.
         uuid: ``GPU-...``, the value for ``CUDA_VISIBLE_DEVICES``.
         name: vendor's name, such as ``NVIDIA H200``.
-        memory_bytes: total memory of the GPU.
     """
 
     index: int
@@ -56,11 +55,7 @@ def devices() -> list[Device]:
 
 @contextlib.contextmanager
 def opened(uuid: str) -> Generator[Any]:
-    """Open NVML and yield its handle for a GPU.
-
-    Raises:
-        pynvml.NVMLError: the GPU does not exist or is lost.
-    """
+    """Open NVML and yield its handle for a GPU. Raise pynvml.NVMLError if the GPU does not exist or is lost."""
     import pynvml
 
     nvml: Any = pynvml
@@ -78,13 +73,9 @@ def choose(
 
     Args:
         wanted: ``all``, ``none``, or indices and UUIDs separated by commas.
-        found: the host's GPUs, from :func:`devices`.
         visible: the fleet's own ``CUDA_VISIBLE_DEVICES``, or None. It limits ``all``, because other users can own
             the rest of a shared host's GPUs.
         setting: name of the setting, for messages.
-
-    Raises:
-        ConfigError: the host lacks a selected GPU.
     """
     if wanted == "none":
         return []

@@ -59,9 +59,6 @@ def measure(
     Returns:
         Thirteen float64 numbers on the device. None if a tensor is not dense, if the dtype is not fp64, fp32, fp16 or
         bf16, or if the kernel could not be compiled.
-
-    Raises:
-        CudaCallError: the device failed.
     """
     kind = _KINDS.get(ref.dtype)
     if kind is None or not all(tensor is None or tensor.is_contiguous() for tensor in (out, ref, exact)):

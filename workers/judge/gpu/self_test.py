@@ -25,6 +25,7 @@ import torch
 
 from workers.judge.gpu import facts
 from workers.judge.gpu.devices import opened
+from workers.judge.host import turns
 
 WRONG: Final = 1
 UNKNOWN: Final = 3
@@ -49,9 +50,7 @@ class SelfTestError(Exception):
 def chains(device: str) -> None:
     """Test chains of integer operations, and squares in floats.
 
-    Raises:
-        SelfTestError: a result is wrong.
-        torch.OutOfMemoryError, torch.AcceleratorError: the device failed.
+    Raise SelfTestError if a result is wrong, and torch's errors if the device failed.
     """
     index = torch.arange(_COUNT, dtype=torch.int64, device=device)
     x = index
@@ -88,9 +87,8 @@ def _compare(test: str, expected: tuple[float, ...], results: tuple[torch.Tensor
 @contextlib.contextmanager
 def _untimed(lock: Path) -> Generator[None]:
     """Take a shared lock on the device, so that no timing runs during the test. Give up after ``_LOCK_S``."""
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + _LOCK_S
-    try:
+    with turns.opened(lock) as descriptor:
         while time.monotonic() < deadline:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -98,8 +96,6 @@ def _untimed(lock: Path) -> Generator[None]:
             except BlockingIOError:
                 time.sleep(0.02)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def main() -> int:

@@ -66,10 +66,8 @@ class Header(BaseModel):
     """The description of a build.
 
     Attributes:
-        key: key of the entry.
         libraries: the libraries, in the order of their contents.
         log: end of the builder's log.
-        seconds: duration of the build.
         peak_bytes: peak private memory of the builder's process tree.
         skipped: reason if the build stopped early.
         refusal: compiler's error if there are no libraries because of it.
@@ -100,11 +98,7 @@ class Entry:
 
     @classmethod
     def unpack(cls, data: bytes, key: str) -> Entry:
-        """Parse a stored entry.
-
-        Raises:
-            ValueError: the entry is damaged or has another key.
-        """
+        """Parse a stored entry, or raise ValueError if it is damaged or has another key."""
         digest, _, body = data.partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() != digest:
             raise ValueError("the content does not match its hash")
@@ -176,11 +170,7 @@ class Store:
         return hashlib.sha256(json.dumps([self.fingerprint, flags, source]).encode()).hexdigest()
 
     def preload(self) -> None:
-        """Import the library for a URL's location, so that a missing one is found before the first judge starts.
-
-        Raises:
-            ConfigError: no library for the location is installed.
-        """
+        """Import the library for a URL's location, so that a missing one is found before the first judge starts."""
         if "://" in self._location:
             protocol = self._location.partition("://")[0].rpartition("::")[2]
             try:
@@ -240,11 +230,9 @@ class InMemoryStore(Store):
         self._entries: dict[str, Entry] = {}
 
     def get(self, key: str) -> Entry | None:
-        """Return the build with a key, or None."""
         return self._entries.get(key)
 
     def put(self, entry: Entry) -> None:
-        """Keep a build."""
         self._entries[entry.header.key] = entry
 
 
@@ -252,11 +240,7 @@ class _Local:
     """A folder of this host or of a mount, accessible only to its owner."""
 
     def __init__(self, root: Path) -> None:
-        """Open the folder, and create it if it is missing.
-
-        Raises:
-            OSError: the folder cannot be created, or other users have access to it.
-        """
+        """Open the folder, and create it if it is missing. Raise OSError if other users have access to it."""
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         status = os.fstat(self._root)

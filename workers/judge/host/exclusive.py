@@ -31,8 +31,7 @@ class NoRoom(Exception):
 def room(lock: Path, *, alone: bool, patience_s: float = GPU_WAIT_S) -> Generator[None]:
     """Hold a device's room inside a ``with`` block, exclusively or shared. Its files are next to the device's lock.
 
-    Raises:
-        NoRoom: the wait exceeded ``patience_s``.
+    Raise NoRoom if the wait exceeds ``patience_s``.
     """
     deadline = time.monotonic() + patience_s
     with opened(lock.with_suffix(".turnstile")) as turnstile, opened(lock.with_suffix(".room")) as inside:

@@ -176,8 +176,7 @@ def children(pid: int) -> list[int]:
 def sweep(keep: frozenset[int] | set[int]) -> bool:
     """Kill and reap this process's direct children except ``keep``, and then their orphans.
 
-    Returns:
-        True if all are gone. False after 20 ms, because a process that hangs in a driver does not die.
+    Return True if all are gone, and False after 20 ms, because a process that hangs in a driver does not die.
     """
     deadline = time.monotonic() + _SWEEP_S
     while leftovers := [pid for pid in children(os.getpid()) if pid not in keep]:
@@ -326,10 +325,8 @@ def memory_bytes(pid: int | str) -> int:
 
 def out_of_memory_kills() -> int:
     """Return the number of kills by the host's out-of-memory killer, or 0 if the host does not report it."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         for line in read("/proc/vmstat").splitlines():
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
-    except (OSError, ValueError):
-        pass
     return 0

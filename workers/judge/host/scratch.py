@@ -11,11 +11,7 @@ from kqueue.errors import ConfigError
 
 
 def prepare(root: Path) -> None:
-    """Create the directory and its folder of locks. Other users can only traverse the directory.
-
-    Raises:
-        ConfigError: another user owns the directory.
-    """
+    """Create the directory and its folder of locks. Other users can only traverse the directory."""
     locks = root / "locks"
     for directory in (root, locks):
         directory.mkdir(mode=0o711, parents=True, exist_ok=True)

@@ -42,8 +42,6 @@ class Record:
     """An open attempt, and the judge's last position in it.
 
     Attributes:
-        evaluation_id: id of the evaluation.
-        number: number of the attempt.
         phase: current phase, or None before the first.
         overdue: True if the phase's deadline had passed when the record was read.
         step: current step with its name in ``evidence.durations_s``, or else the phase. None before the first.

@@ -50,11 +50,7 @@ def program(name: str) -> str | None:
 
 
 def fingerprint(environment: Mapping[str, str]) -> str:
-    """Return a hash of this host's tools and the sealed processes' environment variables, in up to a second.
-
-    Raises:
-        FileNotFoundError: a file of the builder is missing.
-    """
+    """Return a hash of this host's tools and the sealed processes' environment variables, in up to a second."""
     facts: dict[str, Any] = {
         "python": [sys.version, sysconfig.get_config_var("SOABI"), platform.machine(), *platform.libc_ver()],
         "builder": [_hash(Path(__file__).parents[2] / name) for name in _BUILDER],

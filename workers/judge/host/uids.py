@@ -45,11 +45,7 @@ class HeldUid:
 
 
 def hold(first: int) -> HeldUid:
-    """Hold the first free uid from ``first`` on.
-
-    Raises:
-        OSError: none of the next 128 is free, or the directory of locks cannot be created or belongs to another user.
-    """
+    """Hold the first free uid from ``first`` on. Raise OSError if none of the next 128 is free."""
     directory = _directory()
     for uid in range(first, first + _MOST_SLOTS):
         descriptor = os.open(directory / str(uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -57,11 +57,7 @@ class Group:
     """One candidate's group: a directory in each hierarchy."""
 
     def __init__(self, places: list[_Hierarchy], name: str, memory_bytes: int, processes: int) -> None:
-        """Create an empty group in each directory of ``places``.
-
-        Raises:
-            OSError: Linux rejects the group or a limit.
-        """
+        """Create an empty group in each directory of ``places``. Raise OSError if Linux rejects it or a limit."""
         self._places = [_Hierarchy(hierarchy.kind, hierarchy.directory / name, hierarchy.top) for hierarchy in places]
         try:
             for hierarchy in self._places:
@@ -145,11 +141,7 @@ class Groups:
                 self.measures = dict.fromkeys(MEASURES, f"a group could not be limited: {error}")
 
     def group(self, memory_bytes: int, processes: int) -> Group | None:
-        """Create a group for a candidate. Return None if the host permits no groups.
-
-        Raises:
-            OSError: Linux rejects the group or a limit.
-        """
+        """Create a group for a candidate, like :class:`Group`. Return None if the host permits no groups."""
         if not self._places:
             return None
         self._count += 1
@@ -171,18 +163,18 @@ class Groups:
         self._locks.append(lock)
         own = _Hierarchy(hierarchy.kind, directory, hierarchy.top)
         if hierarchy.kind == "v2":
-            self._measure("cgroup_kill", (directory / "cgroup.kill").exists(), "the kernel has no cgroup.kill")
+            has_kill = (directory / "cgroup.kill").exists()
+            self.measures["cgroup_kill"] = has_kill or "the kernel has no cgroup.kill"
             _divide(directory)
             shared = (directory / "cgroup.subtree_control").read_text().split()
             reason = f"{hierarchy.directory} does not share its controllers: other processes live in it"
             if "memory" in shared or not self._has("cgroup_memory"):
-                self._measure("cgroup_memory", "memory" in shared, reason)
+                self.measures["cgroup_memory"] = "memory" in shared or reason
             if "pids" in shared or not self._has("cgroup_processes"):
-                self._measure("cgroup_processes", "pids" in shared, reason)
+                self.measures["cgroup_processes"] = "pids" in shared or reason
         else:
-            self._measure("cgroup_memory" if hierarchy.kind == "memory" else "cgroup_processes", True, "")
-            if not self._has("cgroup_kill"):  # in version 1, processes are listed and killed until none is left
-                self._measure("cgroup_kill", True, "")
+            self.measures["cgroup_memory" if hierarchy.kind == "memory" else "cgroup_processes"] = True
+            self.measures["cgroup_kill"] = True  # in version 1, processes are listed and killed until none is left
         self._places.append(own)
 
     def _note(self, hierarchy: _Hierarchy, reason: str) -> None:
@@ -192,9 +184,6 @@ class Groups:
 
     def _has(self, name: str) -> bool:
         return self.measures[name] is True
-
-    def _measure(self, name: str, is_present: bool, reason: str) -> None:
-        self.measures[name] = True if is_present else reason
 
 
 def clean() -> None:
@@ -311,11 +300,9 @@ def _numbers(file: Path) -> dict[str, int]:
 
 def _kill(directory: Path) -> bool:
     """Kill every process in a group. Return whether Linux did it at once."""
-    try:
+    with contextlib.suppress(OSError):
         (directory / "cgroup.kill").write_text("1")
         return True
-    except OSError:
-        pass
     with contextlib.suppress(OSError):
         for pid in (directory / "cgroup.procs").read_text().split():
             with contextlib.suppress(OSError):

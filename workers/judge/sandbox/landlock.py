@@ -95,11 +95,7 @@ class Ruleset:
         self._descriptor = linux.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
 
     def allow(self, path: str | Path, access: Access) -> None:
-        """Allow ``access`` to a file, or to a directory and everything below it. Ignore a missing path.
-
-        Raises:
-            OSError: Linux rejects the rule.
-        """
+        """Allow ``access`` to a file, or to a directory and everything below it. Ignore a missing path."""
         try:
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
@@ -114,10 +110,6 @@ class Ruleset:
             os.close(descriptor)
 
     def enforce(self) -> None:
-        """Give up every access that is not allowed, irrevocably. The process must have ``no_new_privs`` and one thread.
-
-        Raises:
-            OSError: Linux rejects the call.
-        """
+        """Give up all accesses that are not allowed, irrevocably. The process needs ``no_new_privs`` and one thread."""
         linux.syscall(_RESTRICT_SELF, self._descriptor, self._flags)
         os.close(self._descriptor)

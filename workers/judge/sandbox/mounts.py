@@ -34,11 +34,7 @@ class Covers:
     kept: tuple[str, ...]
 
     def make(self, size: int, uid: int, gid: int) -> int:
-        """Create a file system of ``size`` bytes, and return a descriptor of its root.
-
-        Raises:
-            OSError: the host does not allow it.
-        """
+        """Create a file system of ``size`` bytes and return a descriptor of its root. Raise OSError if that fails."""
         mount = linux.tmpfs(size=size, nr_inodes=FILES, mode="0700", uid=uid, gid=gid)
         for directory in self.directories:
             os.mkdir(_folder(directory), dir_fd=mount)
@@ -49,9 +45,6 @@ class Covers:
         """Attach a file system of :meth:`make` in a new mount namespace of the calling process.
 
         The empty directory ``scratch`` becomes its root. The paths ``more`` stay accessible too.
-
-        Raises:
-            OSError: the host does not allow it.
         """
         linux.unshare(linux.CLONE_NEWNS)
         # Mounts here do not appear on the host, but unmounts on the host take effect here.

@@ -48,7 +48,6 @@ class Profile:
     """The limits of a sealed process.
 
     Attributes:
-        role: its work.
         uid: its uid and gid, for a reference the slot's, or None to keep the fleet's.
         scratch: private directory: working directory, HOME, TMPDIR and all caches.
         processes: maximum number of threads and processes. Needs a separate uid or a cgroup.
@@ -94,12 +93,8 @@ def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep
     It gets its own session and control group, resource limits, and its own uid. It loses all descriptors except
     ``keep`` and the standard three, all capabilities, the right to gain privileges, all files out of its reach, and the
     system calls denied by :mod:`workers.judge.sandbox.seccomp`. The out-of-memory killer selects it first, and it dies
-    with its parent.
-
-    Args:
-        parent: pid of the process that forked it.
-        keep: descriptors that stay open.
-        mount: file system for its files, or None if the host does not allow one.
+    with its parent, the process ``parent``. ``mount`` is the file system for its files, or None if the host does not
+    allow one.
     """
     os.setsid()
     _close_all_but(keep | {0, 1, 2} | ({mount} if mount is not None else set()))

@@ -273,11 +273,7 @@ class _Program(ctypes.Structure):
 
 
 def enforce(steps: bytes) -> None:
-    """Apply a filter to the calling thread and its descendants. The thread must have ``no_new_privs``.
-
-    Raises:
-        OSError: Linux rejects the filter.
-    """
+    """Apply a filter to the calling thread, which must have ``no_new_privs``, and its descendants."""
     filled = _Program(len(steps) // 8, steps)
     number = _ARCHITECTURES[platform.machine()].seccomp
     linux.syscall(number, _SET_MODE_FILTER, _SPEC_ALLOW, ctypes.byref(filled))

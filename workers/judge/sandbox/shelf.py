@@ -39,12 +39,8 @@ def make(shelf: Path) -> None:
 def fill(shelf: Path, files: Iterable[tuple[str, str, bytes]]) -> None:
     """Create the directory and write an earlier build's files to it, completely or not at all.
 
-    Args:
-        files: key, name and content of each library or compiler error.
-
-    Raises:
-        OSError: the disk is full.
-        ValueError: a key or name has the wrong form.
+    ``files`` has the key, name and content of each library or compiler error. Raise ValueError if a key or a name has
+    the wrong form.
     """
     make(shelf)
     try:

@@ -59,11 +59,7 @@ def unreadable() -> dict[Path, list[Path]]:
 
 
 def rebuild() -> None:
-    """Give this process a private view in which all users can read :func:`needed`.
-
-    Raises:
-        OSError: this process cannot mount.
-    """
+    """Give this process a private view in which all users can read :func:`needed`. Raise OSError if it cannot mount."""
     blocked = unreadable()
     if not blocked:
         return
