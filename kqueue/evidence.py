@@ -268,6 +268,9 @@ class ErrorFigures(Part):
     """Result of the ``strict`` comparison: true if all outputs and input sets are correct."""
     kernelbench_correct: bool | None
     """Result of KernelBench's ``torch.allclose`` on the problem's own inputs. Null for other inputs."""
+    jumps: int | None = _ABSENT
+    """Number of values that the strict comparison excuses, because the reference's own jump there between nearly equal
+    inputs: of gradients, as at the kink of a ReLU, and of integers, as at the halves of a quantization."""
 
 
 class ProfileResult(Part):
@@ -804,6 +807,8 @@ class Facts(Part):
     """:attr:`ErrorFigures.strict_correct` of the wrong input set."""
     kernelbench_correct: bool | None = _ABSENT
     """:attr:`ErrorFigures.kernelbench_correct` of the wrong input set."""
+    jumps: int | None = _ABSENT
+    """:attr:`ErrorFigures.jumps` of the wrong input set."""
     failed: int | None = _ABSENT
     """Number of failures that pytest reported, of tests and their fixtures."""
     hack: Hack | None = _ABSENT
