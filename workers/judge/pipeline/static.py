@@ -11,9 +11,12 @@ CPU time, because a source can be written to delay them: kernelguard's regular e
 from __future__ import annotations
 
 import ast
+import codecs
 import contextlib
+import io
 import re
 import signal
+import tokenize
 from collections import Counter
 from collections.abc import Generator, Iterator
 from types import FrameType
@@ -128,9 +131,20 @@ def without_fence(source: str) -> tuple[str, dict[str, Any] | None]:
     return blank + taken.kernel, _finding("markdown_fence", severity, line, taken.note, "kqueue", meaning)
 
 
+def _parsed(source: str) -> ast.Module:
+    """Return the tree that an import makes of a source. Under another encoding the rules would read another text."""
+    content = source.encode()
+    tree = ast.parse(content)
+    name, lines = tokenize.detect_encoding(io.BytesIO(content).readline)
+    if codecs.lookup(name).name != "utf-8":
+        words = f"declares the encoding {name}: only UTF-8 is read"
+        raise SyntaxError(words, ("kernel.py", len(lines), 1, lines[-1].decode()))
+    return tree
+
+
 def _is_python(source: str) -> bool:
     try:
-        ast.parse(source.encode())
+        _parsed(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True
@@ -143,7 +157,7 @@ def check_problem(source: str) -> None:
         EvaluationEnded: ``invalid_problem``.
     """
     try:
-        tree = ast.parse(source.encode())  # Bytes, because a declared encoding counts at import.
+        tree = _parsed(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise invalid_problem(f"the problem's source is not valid Python: {error}") from None
     for name in ("Model", "get_inputs"):
@@ -213,7 +227,7 @@ def check(source: str) -> None:
         EvaluationEnded: ``syntax_error`` or ``entry_point_missing``.
     """
     try:
-        tree = ast.parse(source.encode())  # Bytes, because a declared encoding counts at import.
+        tree = _parsed(source)
         compile(tree, "kernel.py", "exec", dont_inherit=True)
     except SyntaxError as error:
         raise EvaluationEnded(
