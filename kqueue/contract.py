@@ -332,6 +332,22 @@ class Settings(_Model):
         return self.deadlines.total_s + (self.deadlines.examine_s if self.examine else 0)
 
 
+_OWN_RULES: Final = {"keeps_float64", "tf32", "checks", "seed", "tolerance", "comparison", "backward"}
+#: Settings on which it depends what a verdict stands for, and their usual values: also each policy by its name.
+RULES: Final[dict[str, Any]] = {
+    **Settings().model_dump(include=_OWN_RULES, mode="json"),
+    **Policies().model_dump(mode="json"),
+    "cold_l2": True,
+}
+
+
+def rules_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of :data:`RULES`, from all settings in JSON, that have another value than usual."""
+    parts = [part for part in (settings.get("timing"), settings.get("policies"), settings) if isinstance(part, dict)]
+    given = {name: value for part in cast("list[dict[str, Any]]", parts) for name, value in part.items()}
+    return {name: given[name] for name, usual in RULES.items() if given.get(name, usual) != usual}
+
+
 def _source(value: str, what: str) -> str:
     """Return a source as Python reads it: without a byte-order mark, and with a newline at the end of each line."""
     value = value.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
