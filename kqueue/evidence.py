@@ -862,6 +862,9 @@ class Evidence(Part):
 
     findings: tuple[Finding, ...] | None = _ABSENT
     """Matches of static rules in the source, the most severe first. None where the policy is ``allow``."""
+    program: str | None = _ABSENT
+    """Hash of the kernel's source without comments, white space and names of variables. Leaderboards count kernels with
+    the same one as one program."""
     build: Build | None = _ABSENT
     """Compilation of a ``cuda`` or ``cpp`` source by the builder."""
     inputs: tuple[InputTensor, ...] | None = _ABSENT

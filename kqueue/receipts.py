@@ -69,7 +69,7 @@ class Receipt(Part):
     settings: dict[str, Any]
     """Settings with which the evaluation was submitted."""
     purpose: str | None = None
-    """Name of the work that made the evaluation as a trial: ``autopsy``, ``duel`` or ``tune``. Null for no known one."""
+    """Name of the work that made the evaluation as a trial: ``autopsy``, ``duel`` or ``tune``, if known."""
     problem: str | None
     """Source of the problem without shapes that are held out. Null in a receipt without sources."""
     kernel: str | None

@@ -48,7 +48,15 @@ _READABLE: Final = (
 
 #: Functions that every role can call: policies and defaults of columns use them, and no role gains rights by them.
 _CALLABLE: Final = (
-    *("kqueue_act", "kqueue_notify", "kqueue_owner", "kqueue_sees_all", "kqueue_session", "kqueue_trusted"),
+    *(
+        "kqueue_act",
+        "kqueue_notify",
+        "kqueue_owner",
+        "kqueue_rules",
+        "kqueue_sees_all",
+        "kqueue_session",
+        "kqueue_trusted",
+    ),
 )
 
 #: Type of privileges on relations and functions, with their columns (``""``: all of them).
@@ -85,7 +93,10 @@ _PRODUCE: Final[_Rights] = {
         "UPDATE": ("published_at",),
     },
     "batches": {"INSERT": ("name", "owner", "last_at"), "UPDATE": ("last_at",)},
-    "shared_problems": {"INSERT": ("hash", "label", "source", "leaderboard"), "UPDATE": ("label", "leaderboard")},
+    "shared_problems": {
+        "INSERT": ("hash", "label", "source", "leaderboard", "settings"),
+        "UPDATE": ("label", "leaderboard"),
+    },
     "callbacks": _CALLED
     | {
         "INSERT": ("evaluation_id", "batch", "url"),

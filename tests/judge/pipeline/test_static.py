@@ -303,6 +303,22 @@ def test_a_source_is_what_python_takes_it_for() -> None:
             static.check_problem(text.replace(name, "other"))
 
 
+def test_copies_of_a_program_have_its_hash() -> None:
+    """Comments, white space and names of variables make no other program. Constants, calls and directives do."""
+    source = 'import torch\nC = """\n#define B 128\n__global__ void f(int n) { g(n); }\n"""\nk = torch.relu(8)\n'
+    copies = (
+        ("k =", "other ="),
+        ("8)", "8)  # eight"),
+        ("{ g", "{ // run\n g"),
+        ("void", "/* a */ void"),
+        ("\nk", "\n\n# 1\nk"),
+    )
+    for old, new in copies:
+        assert static.program_of(source.replace(old, new, 1)) == static.program_of(source), new
+    for old, new in (("128", "256"), ("8)", "4)"), ("relu", "gelu"), ("g(", "h(")):
+        assert static.program_of(source.replace(old, new, 1)) != static.program_of(source), new
+
+
 def test_a_problem_may_give_its_tolerance() -> None:
     """The tolerance is read and not run. One that is unreadable or too wide makes the problem invalid."""
     for lines, read in (

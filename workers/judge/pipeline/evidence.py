@@ -74,6 +74,7 @@ class EvidenceBuilder:
     errors: list[Fields] = field(default_factory=list[Fields])
     tests_log: str = ""
     findings: list[Fields] | None = None
+    program: str | None = None
     build: Fields | None = None
     inputs: list[Fields] | None = None
     reference_draws: bool | None = None

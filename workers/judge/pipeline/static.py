@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import codecs
 import contextlib
+import hashlib
 import io
 import re
 import signal
@@ -58,6 +59,10 @@ _SIDE_BY_SIDE: Final = re.compile(r"stream|graph|cudnn|conv|lstm|gru|rnn|ctc|lin
 _IMPORTS: Final = re.compile(r"(?:^|[;:])[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([^;\n]+))", re.MULTILINE)
 _IMPORTED: Final = re.compile(r"(?:^|,)\s*(\w+)")
 _IN_LINE: Final = frozenset({"__future__", "torch", "triton", "math", "typing", "functools", "numpy", "einops", "os"})
+#: Comments of Python and C++, but not directives, white space, and names that are neither called nor an attribute.
+_LAYOUT: Final = re.compile(
+    r"#(?!\w)[^\n]*|(?:^|(?<=[;{}]))[ \t]*//[^\n]*|/\*[^*]*\*/|\s|(?<![\w.])[A-Za-z_]\w*+(?![(.])", re.MULTILINE
+)
 #: Modules whose code can be interrupted.
 _INTERRUPTIBLE: Final = frozenset(
     {
@@ -140,6 +145,11 @@ def _parsed(source: str) -> ast.Module:
         words = f"declares the encoding {name}: only UTF-8 is read"
         raise SyntaxError(words, ("kernel.py", len(lines), 1, lines[-1].decode()))
     return tree
+
+
+def program_of(source: str) -> str:
+    """Return a hash of a kernel that comments, white space and names of variables do not change."""
+    return hashlib.sha256(_LAYOUT.sub("", source).encode()).hexdigest()
 
 
 def _is_python(source: str) -> bool:
