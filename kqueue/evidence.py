@@ -917,6 +917,8 @@ class Evidence(Part):
     baseline_taken: Literal["in_turn", "without_kernel"] | None = _ABSENT
     """When the baseline was measured: in turn with the kernel's calls, or without the kernel, because there was no
     memory for both or the kernel slowed down the reference."""
+    judge_speedup: float | None = _ABSENT
+    """Speedup by the judge's clock, where the process's own clock gave the times. None for several shapes."""
     floor: SpeedOfLightBound | None = _ABSENT
     """Speed-of-light bound: the time that the GPU's memory needs for inputs and outputs. None on a CPU."""
     provenance: Provenance | None = _ABSENT

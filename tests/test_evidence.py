@@ -27,6 +27,7 @@ TIME = Measurement(
 STORED: dict[str, Any] = {
     "findings": [{"rule": "seed", "severity": "note", "line": None, "evidence": "", "by": "kqueue", "meaning": "m"}],
     "build": {"where": "candidate", "libraries": 0, "seconds": 1.5, "peak_bytes": 7, "skipped": "no GPU"},
+    "program": "0" * 64,
     "inputs": [{"shape": [4, 8], "dtype": "float32"}],
     "checks": 9,
     "checks_asked": 5,
@@ -44,6 +45,7 @@ STORED: dict[str, Any] = {
     }],
     "timed_variants": {"count": 4, "ratio": 1.25},
     "baseline_taken": "in_turn",
+    "judge_speedup": 1.5,
     "floor": {"bytes_in": 8, "bytes_out": 4, "bandwidth_gbs": 4000.0, "floor_ms": 0.1, "floor_out_ms": 0.05},
     "provenance": {
         "own_share": 0.9, "own": ["add"], "library": [{"name": "nvjet", "share": 0.1}], "unclear_share": 0.0,

@@ -308,7 +308,7 @@ def test_copies_of_a_program_have_its_hash() -> None:
     source = 'import torch\nC = """\n#define B 128\n__global__ void f(int n) { g(n); }\n"""\nk = torch.relu(8)\n'
     copies = (
         ("k =", "other ="),
-        ("8)", "8)  # eight"),
+        ("8)", "8)  #8"),
         ("{ g", "{ // run\n g"),
         ("void", "/* a */ void"),
         ("\nk", "\n\n# 1\nk"),

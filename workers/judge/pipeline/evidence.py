@@ -93,6 +93,7 @@ class EvidenceBuilder:
     untimed: str | None = None
     timed_variants: Fields | None = None
     baseline_taken: str | None = None
+    judge_speedup: float | None = None
     floor: Fields | None = None
     provenance: Fields | None = None
     provenance_error: str | None = None

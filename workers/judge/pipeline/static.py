@@ -61,7 +61,9 @@ _IMPORTED: Final = re.compile(r"(?:^|,)\s*(\w+)")
 _IN_LINE: Final = frozenset({"__future__", "torch", "triton", "math", "typing", "functools", "numpy", "einops", "os"})
 #: Comments of Python and C++, but not directives, white space, and names that are neither called nor an attribute.
 _LAYOUT: Final = re.compile(
-    r"#(?!\w)[^\n]*|(?:^|(?<=[;{}]))[ \t]*//[^\n]*|/\*[^*]*\*/|\s|(?<![\w.])[A-Za-z_]\w*+(?![(.])", re.MULTILINE
+    r"#(?!\s*(?:define|el|end|if|include|pragma|undef))[^\n]*|(?:^|(?<=[;{}]))[ \t]*//[^\n]*|/\*[^*]*\*/|\s"
+    r"|(?<![\w.])[A-Za-z_]\w*+(?![(.])",
+    re.MULTILINE,
 )
 #: Modules whose code can be interrupted.
 _INTERRUPTIBLE: Final = frozenset(

@@ -136,6 +136,10 @@ def _compare_times(context: Context, referenced: Referenced, times: Times) -> tu
     overhead = series.overhead_of(own, context.slot, first)
     runtime = series.summarise(own, overhead, settings, context.slot, times.beside, fine=first.is_fine)
     measured = measured or baseline.settle(own, times.beside, fine=runtime.is_fine)
+    if runtime.is_fine and times.beside is not None:
+        outside = series.summarise(own, overhead, settings, context.slot, times.beside, fine=False).median_ms
+        theirs = baseline.summarise(times.beside, fine=False).median_ms
+        context.evidence.judge_speedup = theirs / outside if outside > 0 else None
     context.device.after_timing()
     if own.variants:
         gross, usual = statistics.median(own.variants), statistics.median(own.calls)
