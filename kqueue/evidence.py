@@ -145,6 +145,8 @@ class TimedVariants(Part):
     ratio: float | None
     """Median time on variants divided by the time on the problem's own inputs. A large ratio shows a kernel that is
     fast on usual inputs only. None where the time is too short for a ratio."""
+    slower: bool | None = _ABSENT
+    """True if each call on a variant took longer than nine of ten on the problem's own inputs, of at least three."""
 
 
 class PassResult(Part):
@@ -910,6 +912,8 @@ class Evidence(Part):
     passes: tuple[PassResult, ...] | None = _ABSENT
     """Times of forward, backward and both. The last one is the verdict's own. None where no gradients were asked for,
     or the kernel was not timed."""
+    unvaried: str | None = _ABSENT
+    """Reason why no hidden variant was compared. None if one was, or the kernel did not pass."""
     untimed: str | None = _ABSENT
     """Reason why a kernel was not timed although the settings requested it."""
     timed_variants: TimedVariants | None = _ABSENT
@@ -980,10 +984,12 @@ class Evidence(Part):
         """Labels that weaken a pass, for the end of its message. Empty without such a label."""
         comparison, outputs = self.comparison, ", ".join(map(str, self.constant_outputs or ()))
         found = {
+            f"none of the input sets is a hidden variant: {self.unvaried}": self.unvaried,
             f"output {outputs} of the reference is the same for all inputs, so a constant is right": bool(outputs),
             "its values have a lower precision than the reference's": comparison and comparison.precision_downgrade,
             "the strict comparison refuses it": comparison and not comparison.strict_correct,
             "its own GPU code did almost none of the work": self.provenance and self.provenance.decoy,
+            "it takes longer on hidden variants": self.timed_variants and self.timed_variants.slower,
             "its source has code for cheating": any(one.severity is Severity.CHEAT for one in self.findings or ()),
         }
         return "; but " * any(found.values()) + ", and ".join(words for words, holds in found.items() if holds)

@@ -38,7 +38,7 @@ STORED: dict[str, Any] = {
     "tolerance": {"atol": 1e-3, "rtol": 0.0, "by": "settings"},
     "reference_is_constant": False,
     "constant_outputs": [],
-    "verified_calls": 16, "untimed": "no GPU",
+    "verified_calls": 16, "unvaried": "it draws nothing", "untimed": "no GPU",
     "gradients": ["inputs[0]", "weight linear.weight"],
     "passes": [{
         "name": "forward", "runtime_ms": 1.0, "baseline_ms": 2.0, "speedup": 2.0, "speedup_interval": [1.5, 2.5],
@@ -155,6 +155,8 @@ def test_a_part_may_have_two_forms_or_be_empty() -> None:
         ),
         ({"comparison": {"precision_downgrade": True}}, "its values have a lower precision than the reference's"),
         ({"comparison": {"strict_correct": False}}, "the strict comparison refuses it"),
+        ({"unvaried": "it draws nothing"}, "none of the input sets is a hidden variant: it draws nothing"),
+        ({"timed_variants": {"slower": True}}, "it takes longer on hidden variants"),
         ({"provenance": {"decoy": True}}, "its own GPU code did almost none of the work"),
         ({"findings": [STORED["findings"][0] | {"severity": "cheat"}]}, "its source has code for cheating"),
     ],
@@ -162,9 +164,10 @@ def test_a_part_may_have_two_forms_or_be_empty() -> None:
 def test_a_label_that_makes_a_pass_mean_little_has_words(fields: dict[str, Any], words: str) -> None:
     """Each label is in the end of the message, and without one the message has no such end."""
     name, value = next(iter(fields.items()))
+    varied = STORED | {"unvaried": None}
     labelled = STORED[name] | value if isinstance(value, dict) else value
-    assert Evidence.model_validate(STORED | {name: labelled}).doubts == f"; but {words}"
-    assert Evidence.model_validate(STORED).doubts == Evidence().doubts == ""
+    assert Evidence.model_validate(varied | {name: labelled}).doubts == f"; but {words}"
+    assert Evidence.model_validate(varied).doubts == Evidence().doubts == ""
 
 
 @pytest.mark.parametrize("category", Category)

@@ -15,7 +15,19 @@ from uuid import uuid4
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Comparison, Deadlines, Limits, Phase, Policies, Policy, Precision, Request, Settings, Timing
+from kqueue.contract import (
+    Comparison,
+    Deadlines,
+    Limits,
+    Phase,
+    Policies,
+    Policy,
+    Precision,
+    Request,
+    Settings,
+    Timing,
+    Tolerance,
+)
 from tests.judge.linear import FLOODS, PROBLEM, QUICK, WAIT, WAITING, judge, right
 from tests.judge.rig import Rig
 from tests.judge.sources import kernel, problem
@@ -60,6 +72,11 @@ def test_a_pass_that_means_little_says_so(rig: Rig) -> None:
     assert outcome.passed, outcome.message
     words = "; but output 0 of the reference is the same for all inputs, so a constant is right"
     assert outcome.summary()["message"].endswith(words)
+    outcome = judge(rig, right(), QUICK.model_copy(update={"tolerance": Tolerance(atol=1.0, rtol=0.1)}))
+    words = (
+        "right on 2 input sets; but none of the input sets is a hidden variant: the settings have their own tolerance"
+    )
+    assert (outcome.passed, outcome.message) == (True, words)
 
 
 TIMED = Settings(checks=1, timing=Timing(calls=10, warmup=1, precision=0))
@@ -108,6 +125,17 @@ def test_weights_can_be_sparse_or_drawn_by_the_first_call(rig: Rig) -> None:
     assert judge(rig, kernel, problem=problem).category is Category.PASSED
     outcome = judge(rig, kernel, QUICK.model_copy(update={"backward": True}), problem)
     assert (outcome.category, "lazy module" in outcome.message) == (Category.INVALID_PROBLEM, True)
+
+
+def test_a_lower_precision_can_be_rejected(rig: Rig) -> None:
+    """Where the problem's tolerance lets a lower precision pass, a policy decides."""
+    draw = "import numpy; return [torch.tensor(numpy.random.randn(*s)).float() for s in ((64, 256), (256, 64))]"
+    product = problem("a, b: a @ b", draw) + 'OUTPUT_TOLERANCE = {"atol": 1.0, "rtol": 0.1}'
+    half = kernel("a, b: (a.bfloat16() @ b.bfloat16()).float()")
+    for policy, category in ((Policy.FLAG, Category.PASSED), (Policy.REJECT, Category.REJECTED_BY_POLICY)):
+        outcome = judge(rig, half, QUICK.model_copy(update={"policies": Policies(downgrades=policy)}), product)
+        assert outcome.category is category, outcome.message
+        assert "precision_downgrade" in [finding.rule for finding in outcome.evidence.findings or ()]
 
 
 def test_modules_of_torchscript_are_modules(rig: Rig) -> None:

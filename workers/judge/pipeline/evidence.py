@@ -90,6 +90,7 @@ class EvidenceBuilder:
     setup_ms: float | None = None
     reference_setup_ms: float | None = None
     gradients: tuple[str, ...] | None = None
+    unvaried: str | None = None
     untimed: str | None = None
     timed_variants: Fields | None = None
     baseline_taken: str | None = None

@@ -15,6 +15,7 @@ from workers.judge.forkserver.control import End
 from workers.judge.pipeline import provenance, sensitivity, series, speed_of_light
 from workers.judge.pipeline.cases import Form
 from workers.judge.pipeline.context import Context
+from workers.judge.pipeline.evidence import merge_errors
 from workers.judge.pipeline.exchange import Candidate
 from workers.judge.pipeline.stages.measure import Measured, Times
 from workers.judge.pipeline.stages.refer import Referenced
@@ -24,12 +25,11 @@ from workers.judge.pipeline.stages.refer import Referenced
 class Concluded:
     """A kernel that was right on ``checks`` input sets, hidden variants included, with its time and the reference's.
 
-    ``unvaried`` is the reason if there are no hidden variants, ``untimed`` the reason if there is no requested time.
+    ``untimed`` is the reason if there is no requested time.
     """
 
     checks: int
     hidden: int
-    unvaried: str
     untimed: str | None
     runtime: Measurement | None
     baseline: Measurement | None
@@ -37,10 +37,8 @@ class Concluded:
     @property
     def outcome(self) -> Outcome:
         """The outcome, still without evidence."""
-        variants = f"{self.hidden} of them hidden variants, random each time"
-        if not self.hidden:
-            variants = f"none of them a hidden variant: {self.unvaried}"
-        message = f"right on {self.checks} input sets, {variants}"
+        variants = f", {self.hidden} of them hidden variants, random each time"
+        message = f"right on {self.checks} input sets{variants * bool(self.hidden)}"
         if self.untimed is not None:
             message += f"; not timed: {self.untimed}"
         return Outcome(category=Category.PASSED, message=message, runtime=self.runtime, baseline=self.baseline)
@@ -60,6 +58,10 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Co
     else:
         _verify(context, candidate, times)
     _report_buffers(context, referenced.reference.form)
+    downgrades = context.settings.policies.downgrades
+    if downgrades is not Policy.ALLOW and merge_errors(context.evidence.errors).get("precision_downgrade"):
+        meaning = "the kernel's values have a lower precision than the reference's"
+        _report(context, "precision_downgrade", "outputs", meaning, downgrades)
     if candidate.activities is not None:
         facts = provenance.assess(candidate.activities, context.request.kernel, context.request.backend)
         context.evidence.provenance = facts
@@ -69,9 +71,8 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Co
         runtime, baseline = _compare_times(context, referenced, times)
         _enforce_bound(context, referenced, times, runtime)
     hidden = measured.checks - context.settings.checks
-    concluded = Concluded(
-        measured.checks, hidden, referenced.reference.unvaried, context.evidence.untimed, runtime, baseline
-    )
+    context.evidence.unvaried = None if hidden else referenced.reference.unvaried
+    concluded = Concluded(measured.checks, hidden, context.evidence.untimed, runtime, baseline)
     _enforce_error(concluded, context.settings.timing.max_error)
     return concluded
 
@@ -118,11 +119,14 @@ def _report_buffers(context: Context, form: Form) -> None:
     meaning = (
         "the reference changes these registered buffers, and the kernel does not have them or leaves them unchanged"
     )
-    finding = {"rule": "buffers_not_kept", "severity": "note", "line": None, "evidence": names, "by": "kqueue"}
-    finding["meaning"] = meaning
+    _report(context, "buffers_not_kept", names, meaning, policy)
+
+
+def _report(context: Context, rule: str, subject: str, meaning: str, policy: Policy) -> None:
+    finding = {"rule": rule, "severity": "note", "line": None, "evidence": subject, "by": "kqueue", "meaning": meaning}
     context.evidence.findings = [*(context.evidence.findings or ()), finding]
     if policy is Policy.REJECT:
-        raise EvaluationEnded(Category.REJECTED_BY_POLICY, f"{names}: {meaning}", Phase.CHECK, findings=[finding])
+        raise EvaluationEnded(Category.REJECTED_BY_POLICY, f"{subject}: {meaning}", Phase.CHECK, findings=[finding])
 
 
 def _compare_times(context: Context, referenced: Referenced, times: Times) -> tuple[Measurement, Measurement]:
@@ -145,7 +149,9 @@ def _compare_times(context: Context, referenced: Referenced, times: Times) -> tu
         gross, usual = statistics.median(own.variants), statistics.median(own.calls)
         net = usual - overhead + own.empty_ns
         ratio = (net + gross - usual) / net if net > 0 else None
-        context.evidence.timed_variants = {"count": len(own.variants), "ratio": ratio}
+        usually = statistics.quantiles(own.calls, n=10)[-1]
+        slower = len(own.variants) > 2 and min(own.variants) > usually
+        context.evidence.timed_variants = {"count": len(own.variants), "ratio": ratio, "slower": slower}
     if settings.compiled_baseline:
         context.evidence.compiled_baseline = baseline.compiled_baseline(own)
     return runtime, measured
