@@ -345,10 +345,10 @@ RULES: Final[dict[str, Any]] = {
 
 
 def rules_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of :data:`RULES`, from all settings in JSON, that have another value than usual."""
+    """Return the settings of :data:`RULES`, from all settings in JSON, with another value than usual or ``reject``."""
     parts = [part for part in (settings.get("timing"), settings.get("policies"), settings) if isinstance(part, dict)]
     given = {name: value for part in cast("list[dict[str, Any]]", parts) for name, value in part.items()}
-    return {name: given[name] for name, usual in RULES.items() if given.get(name, usual) != usual}
+    return {name: given[name] for name, usual in RULES.items() if given.get(name, usual) not in (usual, "reject")}
 
 
 def _source(value: str, what: str) -> str:

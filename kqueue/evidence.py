@@ -271,8 +271,7 @@ class ErrorFigures(Part):
     kernelbench_correct: bool | None
     """Result of KernelBench's ``torch.allclose`` on the problem's own inputs. Null for other inputs."""
     jumps: int | None = _ABSENT
-    """Number of values that the strict comparison excuses, because the reference's own jump there between nearly equal
-    inputs: of gradients, as at the kink of a ReLU, and of integers, as at the halves of a quantization."""
+    """Number of gradients and integers that the strict comparison excuses, because the reference's own jump there."""
 
 
 class ProfileResult(Part):
@@ -865,8 +864,7 @@ class Evidence(Part):
     findings: tuple[Finding, ...] | None = _ABSENT
     """Matches of static rules in the source, the most severe first. None where the policy is ``allow``."""
     program: str | None = _ABSENT
-    """Hash of the kernel's source without comments, white space and names of variables. Leaderboards count kernels with
-    the same one as one program."""
+    """Hash of the kernel's source without comments, white space and names of variables. Leaderboards compare it."""
     build: Build | None = _ABSENT
     """Compilation of a ``cuda`` or ``cpp`` source by the builder."""
     inputs: tuple[InputTensor, ...] | None = _ABSENT

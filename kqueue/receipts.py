@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 from pydantic import Field, ValidationError
 
-from kqueue.contract import HASH, RULES, Outcome, Request, Result, Verdict, rules_of
+from kqueue.contract import HASH, Outcome, Request, Result, Verdict, rules_of
 from kqueue.errors import ConfigError
 from kqueue.evidence import Environment, Part
 from kqueue.shapes import HELD_OUT
@@ -219,16 +219,11 @@ def _signature(document: Mapping[str, Any], known: Collection[str] | None) -> It
 
 
 def _rules(receipt: Receipt) -> Iterator[Check]:
-    """Name the rules of the judgement. The first result is unknown under weaker ones than the problem's own."""
+    """Name the rules of the judgement. The first result is unknown under other ones than the problem's own."""
     evidence, given = receipt.verdict.evidence, receipt.settings
-    stricter = {"backward": True, "keeps_float64": True}
-    weaker = ", ".join(
-        f"{name}={json.dumps(value)}"
-        for name, value in rules_of(given).items()
-        if value not in ("reject", stricter.get(name)) and not (name == "checks" and value in range(RULES[name], 101))
-    )
-    words = "judged by weaker rules than the problem's own, by which the result is unknown: "
-    yield Check("rules", None if weaker else True, words + weaker if weaker else "the problem's own")
+    others = ", ".join(f"{name}={json.dumps(value)}" for name, value in rules_of(given).items())
+    words = "judged by other rules than the problem's own, by which the result is unknown: "
+    yield Check("rules", None if others else True, words + others if others else "the problem's own")
     yield Check("comparison", True, str(given.get("comparison")))
     own, by = evidence.tolerance, "settings" if given.get("tolerance") else "problem"
     bounds = f"atol {own.atol:g}, rtol {own.rtol:g}, by the {own.by}" if own else "each dtype's own"

@@ -281,7 +281,7 @@ def _blocks(text: str, reader: _Reader, depth: int, line: int | None) -> Iterato
         return
     if not _RUN.search(text):
         return
-    env: dict[str, Any] = {"reader": reader, "ended": False, "comment": 0}
+    env: dict[str, Any] = {"reader": reader, "<!--": False, "</answer>": False}
     for token in _markdown().block.parse(text, _markdown(), env, []) or ():
         if token.type != "fence" or not token.content.strip():
             continue
@@ -363,19 +363,16 @@ def _markdown() -> MarkdownIt:
 
 def _text(state: StateBlock, first: int, end: int, silent: bool) -> bool:  # noqa: ARG001 the parser's
     """Skip a line. A paragraph would absorb a fence that is indented, or not at the line's start."""
-    _read_tags(state, first, _line(state, first))
+    _read_tags(state, _line(state, first))
     state.line = first + 1
     return True
 
 
-def _read_tags(state: StateBlock, number: int, text: str) -> None:
-    """Note in the parser's ``env`` whether an answer has ended, and the last line of a comment (-1: no more end)."""
-    env = state.env
-    if "answer>" in text:
-        env["ended"] = text.rfind("</answer>") > text.rfind("<answer>")
-    if 0 <= env["comment"] <= number and "-->" not in text[text.rfind("<!--") :] and "<!--" in text:
-        rest = range(number + 1, state.lineMax)
-        env["comment"] = next((later for later in rest if "-->" in _line(state, later)), -1)
+def _read_tags(state: StateBlock, text: str) -> None:
+    """Note from a text outside of fences whether an HTML comment follows, and whether the answer has ended."""
+    for begin, end in (("<!--", "-->"), ("</answer>", "<answer>")):
+        if begin in text or end in text:
+            state.env[begin] = text.rfind(begin) > text.rfind(end)
 
 
 def _fence(state: StateBlock, first: int, end: int, silent: bool) -> bool:
@@ -389,8 +386,8 @@ def _fence(state: StateBlock, first: int, end: int, silent: bool) -> bool:
         return False
     if silent:
         return True
-    _read_tags(state, first, before)
-    aside = state.env["ended"] or first < state.env["comment"]
+    _read_tags(state, before)
+    aside = state.env["<!--"] or state.env["</answer>"]
     # The code after the language, if the model omitted the newline between them.
     language, _, rest = info.partition(" ")
     head = f"{rest}\n" if _FIRST_IMPORT.match(rest) else ""
@@ -400,7 +397,7 @@ def _fence(state: StateBlock, first: int, end: int, silent: bool) -> bool:
     token.content, token.info = content, language.strip("{}.")
     token.meta = {"line": first + (0 if head else 1), "closed": closed, "aside": aside}
     if closed:
-        _read_tags(state, last - 1, _line(state, last - 1).rpartition(run[0])[2])
+        _read_tags(state, _line(state, last - 1).rpartition(run[0])[2])
     return True
 
 

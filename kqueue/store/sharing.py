@@ -50,11 +50,8 @@ class Shared:
 class Entry:
     """The fastest kernel of one owner for a shared problem, in a precision on a device model. Times are in ms.
 
-    Copies of a kernel, with other comments or names of variables, are one program.
-
     Attributes:
-        rank: its rank among the owners, from 1, by ``speedup_low``. None if it was judged by other settings than the
-            board's.
+        rank: its rank among the owners, from 1, by ``speedup_low``. None under other settings than the board's.
         speedup_low: lower bound of the speedup, which is lower the more programs the owner has.
         measured: the number of measurements, of which the median counts.
         settings: the settings on which a verdict's meaning depends that are not the usual ones.
@@ -74,8 +71,6 @@ class Entry:
 
 def share(engine: Engine, problem_hash: str, *, label: str | None = None, leaderboard: bool = False) -> Shared:
     """Share a problem of the session's owner with all owners, or change its label and leaderboard if it is shared.
-
-    Its leaderboard ranks by the settings of the owner's last evaluation before the first call.
 
     Args:
         label: its name, for people. None for the label of its last evaluation, or else a prefix of its hash.

@@ -701,7 +701,7 @@ COMMENT ON FUNCTION kqueue_waiting IS 'The number of queued evaluations of a lan
 CREATE FUNCTION {schema}.kqueue_rules(settings jsonb, usual jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(jsonb_object_agg(key, value), '{{}}') FROM jsonb_each(
         coalesce(settings -> 'timing', '{{}}') || coalesce(settings -> 'policies', '{{}}') || settings
-    ) WHERE usual -> key <> value
+    ) WHERE usual -> key <> value AND value <> '"reject"'
 $$;
 COMMENT ON FUNCTION kqueue_rules IS 'As kqueue.contract.rules_of: the settings with other values than usual.';
 -- As in kqueue.store.reports.boards: a program counts by its median measurement. Of an owner's programs the one with
@@ -737,14 +737,11 @@ BEGIN
         CROSS JOIN LATERAL {schema}.kqueue_rules(e.settings, usual) AS r (rules)
         WHERE m.problem_hash = of_problem
           AND m.category = 'passed' AND NOT m.reused AND m.runtime_ms IS NOT NULL
-        WINDOW alike AS (
-            PARTITION BY e.owner, e.settings ->> 'precision', n.device, r.rules,
-                coalesce(v.evidence ->> 'program', e.kernel_hash)
-        )
+        WINDOW alike AS (PARTITION BY e.owner, e.settings ->> 'precision', n.device, r.rules,
+                         coalesce(v.evidence ->> 'program', e.kernel_hash))
     ), programs AS (
-        SELECT *, speedup / (1 + error * sqrt(1 + 0.52 * ln(
-            count(*) OVER (PARTITION BY owner, "precision", device, rules)
-        ))) AS low FROM every WHERE place = (measured + 1) / 2
+        SELECT *, speedup / (1 + error * sqrt(1 + 0.52 * ln(count(*) OVER mine))) AS low FROM every
+        WHERE place = (measured + 1) / 2 WINDOW mine AS (PARTITION BY owner, "precision", device, rules)
     ), best AS (
         SELECT DISTINCT ON (owner, "precision", device, rules) * FROM programs
         ORDER BY owner, "precision", device, rules, low DESC NULLS LAST, speedup DESC NULLS LAST, runtime_ms

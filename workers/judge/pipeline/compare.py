@@ -172,10 +172,9 @@ def _verdict(
     for output in returned:
         if output.figures.wrong and not output.epsilon:
             whole, of = (outputs, case) if case.restore is None else case.restore(outputs)
-            is_tied = partial(choices.are_tied, whole, output.number, of)
             if choices.are_right(whole, output.number, of, CLOSE[settings.precision]):
                 output.figures = Figures(*[0.0] * 13)
-            elif output.figures.wrong <= max(1, _AT_STEPS * output.ref.numel()) and not is_tied():
+            elif not choices.are_tied(whole, output.number, of):
                 output.skip_steps(case.moved())
     strict = None
     for output in judged:
@@ -403,7 +402,7 @@ class _Output:
     def skip_steps(self, moved: Iterable[list[torch.Tensor]]) -> None:
         """Count no integer as wrong if each wrong one is the reference's own for some nearly equal inputs."""
         left = ~_same(self.out, self.ref)
-        for answer in moved:
+        for answer in moved if self.figures.wrong <= max(1, _AT_STEPS * self.ref.numel()) else ():
             left &= ~_same(self.out, flat(answer[self.number]))
             if not bool(left.any()):
                 self.jumps, self.figures = int(self.figures.wrong), Figures(*[0.0] * 13)

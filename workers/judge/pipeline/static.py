@@ -61,9 +61,8 @@ _IMPORTED: Final = re.compile(r"(?:^|,)\s*(\w+)")
 _IN_LINE: Final = frozenset({"__future__", "torch", "triton", "math", "typing", "functools", "numpy", "einops", "os"})
 #: Comments of Python and C++, but not directives, white space, and names that are neither called nor an attribute.
 _LAYOUT: Final = re.compile(
-    r"#(?!\s*(?:define|el|end|if|include|pragma|undef))[^\n]*|(?:^|(?<=[;{}]))[ \t]*//[^\n]*|/\*[^*]*\*/|\s"
-    r"|(?<![\w.])[A-Za-z_]\w*+(?![(.])",
-    re.MULTILINE,
+    r"(?m)#(?!\s*(?:define|el|end|if|include|pragma|undef))[^\n]*|(?:^|(?<=[;{}]))[ \t]*//[^\n]*|/\*[^*]*\*/|\s"
+    r"|(?<![\w.])[A-Za-z_]\w*+(?![(.])"
 )
 #: Modules whose code can be interrupted.
 _INTERRUPTIBLE: Final = frozenset(
@@ -144,8 +143,7 @@ def _parsed(source: str) -> ast.Module:
     tree = ast.parse(content)
     name, lines = tokenize.detect_encoding(io.BytesIO(content).readline)
     if codecs.lookup(name).name != "utf-8":
-        words = f"declares the encoding {name}: only UTF-8 is read"
-        raise SyntaxError(words, ("kernel.py", len(lines), 1, lines[-1].decode()))
+        raise SyntaxError(f"declares the encoding {name}: only UTF-8 is read", ("", len(lines), 1, lines[-1].decode()))
     return tree
 
 

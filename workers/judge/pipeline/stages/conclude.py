@@ -60,8 +60,7 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Co
     _report_buffers(context, referenced.reference.form)
     downgrades = context.settings.policies.downgrades
     if downgrades is not Policy.ALLOW and merge_errors(context.evidence.errors).get("precision_downgrade"):
-        meaning = "the kernel's values have a lower precision than the reference's"
-        _report(context, "precision_downgrade", "outputs", meaning, downgrades)
+        _report(context, "precision_downgrade", "outputs", "lower precision than the reference's", downgrades)
     if candidate.activities is not None:
         facts = provenance.assess(candidate.activities, context.request.kernel, context.request.backend)
         context.evidence.provenance = facts
@@ -149,8 +148,7 @@ def _compare_times(context: Context, referenced: Referenced, times: Times) -> tu
         gross, usual = statistics.median(own.variants), statistics.median(own.calls)
         net = usual - overhead + own.empty_ns
         ratio = (net + gross - usual) / net if net > 0 else None
-        usually = statistics.quantiles(own.calls, n=10)[-1]
-        slower = len(own.variants) > 2 and min(own.variants) > usually
+        slower = len(own.variants) > 2 and min(own.variants) > statistics.quantiles(own.calls, n=10)[-1]
         context.evidence.timed_variants = {"count": len(own.variants), "ratio": ratio, "slower": slower}
     if settings.compiled_baseline:
         context.evidence.compiled_baseline = baseline.compiled_baseline(own)
