@@ -267,8 +267,7 @@ class Policies(_Model):
     """Policy for kernels that do not have, or leave unchanged, registered buffers that the reference changes, such as
     running statistics. ``reject`` ends the evaluation as ``rejected_by_policy``. ``allow`` does not compare buffers."""
     downgrades: Policy = Policy.FLAG
-    """Policy for kernels whose values have a lower precision than the reference's. ``reject`` ends the evaluation as
-    ``rejected_by_policy``."""
+    """Policy for values of a lower precision than the reference's. ``reject`` ends as ``rejected_by_policy``."""
 
 
 class Tolerance(_Model):

@@ -369,9 +369,7 @@ def _value(a: Trial | None, b: Trial | None) -> float | str:
     if a.clock == b.clock:
         return math.log(b.speedup / a.speedup)
     if a.clock[0] == b.clock[0] and a.outside is not None and b.outside is not None:
-        return math.log(
-            b.outside / a.outside
-        )  # A kernel could stop its own clock, which the judge's replaces for both.
+        return math.log(b.outside / a.outside)  # A kernel could stop its own clock.
     # Two clocks can have different errors, so the round counts with the smallest difference that both intervals allow.
     if a.interval is not None and b.interval is not None:
         if b.interval[0] > a.interval[1]:

@@ -62,9 +62,7 @@ def buffers_of(model: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
 
 def _value(held: dict[str, Any], key: str) -> Any:
     """Return a buffer of a module, or None. TorchScript's dicts have no method ``get``."""
-    with contextlib.suppress(KeyError):
-        return held[key]
-    return None
+    return dict(held.items()).get(key)
 
 
 def is_plain(tensor: Any) -> TypeGuard[torch.Tensor]:

@@ -8,8 +8,7 @@ output tensor, and of inputs and registered buffers that the reference changes:
   values of that size, as after cancellation. See :mod:`~workers.judge.pipeline.rounding`.
 * All values together, and the values of each size, are closer to the reference than zeros or the reference's mean would
   be. If the reference is tiny or nearly constant, such answers are within the tolerance of each value.
-* Integers are equal, or they are indices that select the same values. See :mod:`~workers.judge.pipeline.choices`. A
-  few can be another answer of the reference, to nearly equal inputs.
+* Integers are equal, at a step, or indices that select the same values. See :mod:`~workers.judge.pipeline.choices`.
 """
 
 from __future__ import annotations

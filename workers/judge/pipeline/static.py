@@ -11,7 +11,6 @@ CPU time, because a source can be written to delay them: kernelguard's regular e
 from __future__ import annotations
 
 import ast
-import codecs
 import contextlib
 import hashlib
 import io
@@ -142,7 +141,7 @@ def _parsed(source: str) -> ast.Module:
     content = source.encode()
     tree = ast.parse(content)
     name, lines = tokenize.detect_encoding(io.BytesIO(content).readline)
-    if codecs.lookup(name).name != "utf-8":
+    if name.lower() not in ("utf-8", "utf8"):
         raise SyntaxError(f"declares the encoding {name}: only UTF-8 is read", ("", len(lines), 1, lines[-1].decode()))
     return tree
 

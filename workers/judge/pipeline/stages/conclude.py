@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
 
 import torch
 
@@ -21,31 +20,8 @@ from workers.judge.pipeline.stages.measure import Measured, Times
 from workers.judge.pipeline.stages.refer import Referenced
 
 
-@dataclass(frozen=True, slots=True)
-class Concluded:
-    """A kernel that was right on ``checks`` input sets, hidden variants included, with its time and the reference's.
-
-    ``untimed`` is the reason if there is no requested time.
-    """
-
-    checks: int
-    hidden: int
-    untimed: str | None
-    runtime: Measurement | None
-    baseline: Measurement | None
-
-    @property
-    def outcome(self) -> Outcome:
-        """The outcome, still without evidence."""
-        variants = f", {self.hidden} of them hidden variants, random each time"
-        message = f"right on {self.checks} input sets{variants * bool(self.hidden)}"
-        if self.untimed is not None:
-            message += f"; not timed: {self.untimed}"
-        return Outcome(category=Category.PASSED, message=message, runtime=self.runtime, baseline=self.baseline)
-
-
-def conclude(context: Context, referenced: Referenced, measured: Measured) -> Concluded:
-    """End the candidate, verify its timed calls, and enforce the policies and bounds."""
+def conclude(context: Context, referenced: Referenced, measured: Measured) -> Outcome:
+    """End the candidate, verify its timed calls, and enforce policies and bounds. Return a pass without evidence."""
     candidate, times = measured.candidate, measured.times
     # The driver takes a while to free the candidate's memory. Meanwhile the reference verifies, and no other slot
     # waits for the device. The driver opens the device for one process at a time, so the next candidate starts now.
@@ -71,9 +47,12 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Co
         _enforce_bound(context, referenced, times, runtime)
     hidden = measured.checks - context.settings.checks
     context.evidence.unvaried = None if hidden else referenced.reference.unvaried
-    concluded = Concluded(measured.checks, hidden, context.evidence.untimed, runtime, baseline)
-    _enforce_error(concluded, context.settings.timing.max_error)
-    return concluded
+    message = f"right on {measured.checks} input sets"
+    message += f", {hidden} of them hidden variants, random each time" if hidden else ""
+    message += f"; not timed: {context.evidence.untimed}" if context.evidence.untimed is not None else ""
+    outcome = Outcome(category=Category.PASSED, message=message, runtime=runtime, baseline=baseline)
+    _enforce_error(outcome, context.settings.timing.max_error)
+    return outcome
 
 
 def _stop(context: Context, candidate: Candidate) -> None:
@@ -115,9 +94,7 @@ def _report_buffers(context: Context, form: Form) -> None:
     if not form.unkept or policy is Policy.ALLOW:
         return
     names = ", ".join(sorted(form.buffers[number - form.effects] for number in form.unkept))
-    meaning = (
-        "the reference changes these registered buffers, and the kernel does not have them or leaves them unchanged"
-    )
+    meaning = "the reference changes these registered buffers, and the kernel lacks them or leaves them unchanged"
     _report(context, "buffers_not_kept", names, meaning, policy)
 
 
@@ -155,9 +132,9 @@ def _compare_times(context: Context, referenced: Referenced, times: Times) -> tu
     return runtime, measured
 
 
-def _enforce_error(concluded: Concluded, most: float) -> None:
+def _enforce_error(outcome: Outcome, most: float) -> None:
     """Reject a speedup that is less certain than the settings require."""
-    outcome, runtime = concluded.outcome, concluded.runtime
+    runtime = outcome.runtime
     if not most or runtime is None or outcome.speedup is None or outcome.speedup_interval is None:
         return
     error = outcome.speedup_interval[1] / outcome.speedup - 1
