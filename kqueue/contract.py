@@ -266,6 +266,8 @@ class Policies(_Model):
     buffers: Policy = Policy.FLAG
     """Policy for kernels that do not have, or leave unchanged, registered buffers that the reference changes, such as
     running statistics. ``reject`` ends the evaluation as ``rejected_by_policy``. ``allow`` does not compare buffers."""
+    downgrades: Policy = Policy.FLAG
+    """Policy for values of a lower precision than the reference's. ``reject`` ends as ``rejected_by_policy``."""
 
 
 class Tolerance(_Model):
@@ -330,6 +332,22 @@ class Settings(_Model):
     def total_s(self) -> float:
         """The sum in seconds of all deadlines that apply to the evaluation."""
         return self.deadlines.total_s + (self.deadlines.examine_s if self.examine else 0)
+
+
+_OWN_RULES: Final = {"keeps_float64", "tf32", "checks", "seed", "tolerance", "comparison", "backward"}
+#: Settings on which it depends what a verdict stands for, and their usual values: also each policy by its name.
+RULES: Final[dict[str, Any]] = {
+    **Settings().model_dump(include=_OWN_RULES, mode="json"),
+    **Policies().model_dump(mode="json"),
+    "cold_l2": True,
+}
+
+
+def rules_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of :data:`RULES`, from all settings in JSON, with another value than usual or ``reject``."""
+    parts = [part for part in (settings.get("timing"), settings.get("policies"), settings) if isinstance(part, dict)]
+    given = {name: value for part in cast("list[dict[str, Any]]", parts) for name, value in part.items()}
+    return {name: given[name] for name, usual in RULES.items() if given.get(name, usual) not in (usual, "reject")}
 
 
 def _source(value: str, what: str) -> str:

@@ -57,7 +57,7 @@ class Trial:
     """The part of a verdict that counts in a duel.
 
     ``clock`` is the clock of the time, and ``device`` the model of the device, None for a local judge. ``interval`` is
-    the speedup's, or None if it is unknown.
+    the speedup's, or None if it is unknown. ``outside`` is the speedup by the judge's clock, or None.
     """
 
     category: Category
@@ -66,6 +66,7 @@ class Trial:
     device: str | None
     label: str | None = None
     interval: tuple[float, float] | None = None
+    outside: float | None = None
 
     @classmethod
     def of(cls, result: Result) -> Self:
@@ -73,7 +74,8 @@ class Trial:
         environment = getattr(result, "environment", None)
         clock = None if result.runtime is None else (result.runtime.basis, result.runtime.is_fine)
         device, label = environment and environment.device, getattr(result, "kernel_label", None)
-        return cls(result.category, result.speedup, clock, device, label, result.speedup_interval)
+        outside = result.evidence.judge_speedup if clock is not None and clock[1] else result.speedup
+        return cls(result.category, result.speedup, clock, device, label, result.speedup_interval, outside)
 
 
 class Duel(BaseModel, InNotebooks):
@@ -100,7 +102,7 @@ class Duel(BaseModel, InNotebooks):
     """Number of rounds with a value."""
     voids: dict[str, int] = {}
     """Numbers of rounds without one, by reason: a category, `not timed`, which ends the duel, `no time`, `other
-    device`, or `other clock`, if the kernels were timed by two clocks and the intervals of their speedups overlap."""
+    device`, or `other clock`, if no clock timed both kernels and the intervals of their speedups overlap."""
     most: int = MOST
     """Number of rounds with a value at which the duel ends."""
     due: int = 0
@@ -366,6 +368,8 @@ def _value(a: Trial | None, b: Trial | None) -> float | str:
         return "other device"
     if a.clock == b.clock:
         return math.log(b.speedup / a.speedup)
+    if a.clock[0] == b.clock[0] and a.outside is not None and b.outside is not None:
+        return math.log(b.outside / a.outside)  # A kernel could stop its own clock.
     # Two clocks can have different errors, so the round counts with the smallest difference that both intervals allow.
     if a.interval is not None and b.interval is not None:
         if b.interval[0] > a.interval[1]:

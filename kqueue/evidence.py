@@ -145,6 +145,8 @@ class TimedVariants(Part):
     ratio: float | None
     """Median time on variants divided by the time on the problem's own inputs. A large ratio shows a kernel that is
     fast on usual inputs only. None where the time is too short for a ratio."""
+    slower: bool | None = _ABSENT
+    """True if each call on a variant took longer than nine of ten on the problem's own inputs, of at least three."""
 
 
 class PassResult(Part):
@@ -268,6 +270,8 @@ class ErrorFigures(Part):
     """Result of the ``strict`` comparison: true if all outputs and input sets are correct."""
     kernelbench_correct: bool | None
     """Result of KernelBench's ``torch.allclose`` on the problem's own inputs. Null for other inputs."""
+    jumps: int | None = _ABSENT
+    """Number of gradients and integers that the strict comparison excuses, because the reference's own jump there."""
 
 
 class ProfileResult(Part):
@@ -806,6 +810,8 @@ class Facts(Part):
     """:attr:`ErrorFigures.strict_correct` of the wrong input set."""
     kernelbench_correct: bool | None = _ABSENT
     """:attr:`ErrorFigures.kernelbench_correct` of the wrong input set."""
+    jumps: int | None = _ABSENT
+    """:attr:`ErrorFigures.jumps` of the wrong input set."""
     failed: int | None = _ABSENT
     """Number of failures that pytest reported, of tests and their fixtures."""
     hack: Hack | None = _ABSENT
@@ -859,6 +865,8 @@ class Evidence(Part):
 
     findings: tuple[Finding, ...] | None = _ABSENT
     """Matches of static rules in the source, the most severe first. None where the policy is ``allow``."""
+    program: str | None = _ABSENT
+    """Hash of the kernel's source without comments, white space and names of variables. Leaderboards compare it."""
     build: Build | None = _ABSENT
     """Compilation of a ``cuda`` or ``cpp`` source by the builder."""
     inputs: tuple[InputTensor, ...] | None = _ABSENT
@@ -904,6 +912,8 @@ class Evidence(Part):
     passes: tuple[PassResult, ...] | None = _ABSENT
     """Times of forward, backward and both. The last one is the verdict's own. None where no gradients were asked for,
     or the kernel was not timed."""
+    unvaried: str | None = _ABSENT
+    """Reason why no hidden variant was compared. None if one was, or the kernel did not pass."""
     untimed: str | None = _ABSENT
     """Reason why a kernel was not timed although the settings requested it."""
     timed_variants: TimedVariants | None = _ABSENT
@@ -911,6 +921,8 @@ class Evidence(Part):
     baseline_taken: Literal["in_turn", "without_kernel"] | None = _ABSENT
     """When the baseline was measured: in turn with the kernel's calls, or without the kernel, because there was no
     memory for both or the kernel slowed down the reference."""
+    judge_speedup: float | None = _ABSENT
+    """Speedup by the judge's clock, where the process's own clock gave the times. None for several shapes."""
     floor: SpeedOfLightBound | None = _ABSENT
     """Speed-of-light bound: the time that the GPU's memory needs for inputs and outputs. None on a CPU."""
     provenance: Provenance | None = _ABSENT
@@ -972,10 +984,12 @@ class Evidence(Part):
         """Labels that weaken a pass, for the end of its message. Empty without such a label."""
         comparison, outputs = self.comparison, ", ".join(map(str, self.constant_outputs or ()))
         found = {
+            f"none of the input sets is a hidden variant: {self.unvaried}": self.unvaried,
             f"output {outputs} of the reference is the same for all inputs, so a constant is right": bool(outputs),
             "its values have a lower precision than the reference's": comparison and comparison.precision_downgrade,
             "the strict comparison refuses it": comparison and not comparison.strict_correct,
             "its own GPU code did almost none of the work": self.provenance and self.provenance.decoy,
+            "it takes longer on hidden variants": self.timed_variants and self.timed_variants.slower,
             "its source has code for cheating": any(one.severity is Severity.CHEAT for one in self.findings or ()),
         }
         return "; but " * any(found.values()) + ", and ".join(words for words, holds in found.items() if holds)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 from pydantic import Field, ValidationError
 
-from kqueue.contract import HASH, Outcome, Request, Result, Verdict
+from kqueue.contract import HASH, Outcome, Request, Result, Verdict, rules_of
 from kqueue.errors import ConfigError
 from kqueue.evidence import Environment, Part
 from kqueue.shapes import HELD_OUT
@@ -41,6 +41,7 @@ SCHEMA: Final = "kqueue.receipt/1"
 #: Maximum size in bytes. A kernel of tests has up to 16 MiB.
 MAX_BYTES: Final = 64 << 20
 _KEY: Final = re.compile(rb"-----BEGIN PRIVATE KEY-----[^-]+-----END PRIVATE KEY-----")
+_TRIAL: Final = re.compile("(autopsy|duel|tune)-")
 _Hash = Annotated[str, Field(pattern=f"^{HASH}$")]
 
 
@@ -67,6 +68,8 @@ class Receipt(Part):
     """SHA-256 of the kernel's backend, a NUL byte, and the kernel's source."""
     settings: dict[str, Any]
     """Settings with which the evaluation was submitted."""
+    purpose: str | None = None
+    """Name of the work that made the evaluation as a trial: ``autopsy``, ``duel`` or ``tune``, if known."""
     problem: str | None
     """Source of the problem without shapes that are held out. Null in a receipt without sources."""
     kernel: str | None
@@ -130,6 +133,7 @@ def issue(key: Ed25519PrivateKey, detail: Detail, verdict: Verdict, *, sources: 
         "public_problem_hash": _sha256(detail.problem),
         "kernel_hash": detail.kernel_hash,
         "settings": dict(detail.settings),
+        "purpose": trial[1] if (trial := _TRIAL.match(detail.batch or "")) else None,
         "problem": detail.problem if sources else None,
         "kernel": detail.kernel if sources else None,
         "verdict": verdict.model_dump(mode="json") | ({} if sources else {"log": ""}),
@@ -162,7 +166,8 @@ def verify(content: bytes, known: Collection[str] | None) -> tuple[list[Check], 
     except ValidationError as error:
         names = ", ".join(".".join(map(str, one["loc"])) for one in error.errors())
         return [*checks, Check("complete", False, f"missing, or unknown to this version of kqueue: {names}")], None
-    return [*checks, *_content(receipt, document["verdict"])], receipt
+    first, *named = _rules(receipt)
+    return [first, *checks, *named, *_content(receipt, document["verdict"])], receipt
 
 
 def differing(receipt: Receipt, problem: str, kernel: str) -> list[str]:
@@ -211,6 +216,21 @@ def _signature(document: Mapping[str, Any], known: Collection[str] | None) -> It
     unknown = "not known to be a fleet's: anyone can create a key. Give the fleet's with --key"
     listed = None if known is None else public in known
     yield Check("key", listed, unknown if listed is None else f"{'one' if listed else 'none'} of the given keys")
+
+
+def _rules(receipt: Receipt) -> Iterator[Check]:
+    """Name the rules of the judgement. The first result is unknown under other ones than the problem's own."""
+    evidence, given = receipt.verdict.evidence, receipt.settings
+    others = ", ".join(f"{name}={json.dumps(value)}" for name, value in rules_of(given).items())
+    words = "judged by other rules than the problem's own, by which the result is unknown: "
+    yield Check("rules", None if others else True, words + others if others else "the problem's own")
+    yield Check("comparison", True, str(given.get("comparison")))
+    own, by = evidence.tolerance, "settings" if given.get("tolerance") else "problem"
+    bounds = f"atol {own.atol:g}, rtol {own.rtol:g}, by the {own.by}" if own else "each dtype's own"
+    yield Check("tolerance", by == (own.by if own else "problem") or None, bounds)
+    yield Check("purpose", True, f"a trial of: {receipt.purpose}" if receipt.purpose else "not known to be a trial")
+    doubts = evidence.doubts.removeprefix("; but ")
+    yield Check("labels", None if doubts else True, doubts or "none by which the verdict means little")
 
 
 def _content(receipt: Receipt, given: Mapping[str, Any]) -> Iterator[Check]:

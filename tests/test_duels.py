@@ -117,6 +117,9 @@ def test_ends() -> None:
     assert now.ratio == pytest.approx(3.2 / 1.25)
     assert end(*[(fast, slow)] * 10).winner == "a"
     assert end(*[(slow, close)] * 6).voids == {"other clock": 6}
+    # A kernel that stops its own clock is compared by the judge's, by which both were timed.
+    own, stopped = (replace(good, clock=("cpu_clock", fine), outside=by) for fine, by in ((True, 1.25), (False, 1.0)))
+    assert (end(*[(own, stopped)] * 10).winner, end(*[(own, stopped)] * 10).ratio) == ("a", pytest.approx(0.8))
     # Equal times without any spread have no winner.
     assert end(*[(good, good)] * 40).reason == "rounds"
     assert end(*[(good, trial(1.01))] * 10).winner == "b"

@@ -27,6 +27,7 @@ TIME = Measurement(
 STORED: dict[str, Any] = {
     "findings": [{"rule": "seed", "severity": "note", "line": None, "evidence": "", "by": "kqueue", "meaning": "m"}],
     "build": {"where": "candidate", "libraries": 0, "seconds": 1.5, "peak_bytes": 7, "skipped": "no GPU"},
+    "program": "0" * 64,
     "inputs": [{"shape": [4, 8], "dtype": "float32"}],
     "checks": 9,
     "checks_asked": 5,
@@ -37,13 +38,14 @@ STORED: dict[str, Any] = {
     "tolerance": {"atol": 1e-3, "rtol": 0.0, "by": "settings"},
     "reference_is_constant": False,
     "constant_outputs": [],
-    "verified_calls": 16, "untimed": "no GPU",
+    "verified_calls": 16, "unvaried": "it draws nothing", "untimed": "no GPU",
     "gradients": ["inputs[0]", "weight linear.weight"],
     "passes": [{
         "name": "forward", "runtime_ms": 1.0, "baseline_ms": 2.0, "speedup": 2.0, "speedup_interval": [1.5, 2.5],
     }],
     "timed_variants": {"count": 4, "ratio": 1.25},
     "baseline_taken": "in_turn",
+    "judge_speedup": 1.5,
     "floor": {"bytes_in": 8, "bytes_out": 4, "bandwidth_gbs": 4000.0, "floor_ms": 0.1, "floor_out_ms": 0.05},
     "provenance": {
         "own_share": 0.9, "own": ["add"], "library": [{"name": "nvjet", "share": 0.1}], "unclear_share": 0.0,
@@ -153,6 +155,8 @@ def test_a_part_may_have_two_forms_or_be_empty() -> None:
         ),
         ({"comparison": {"precision_downgrade": True}}, "its values have a lower precision than the reference's"),
         ({"comparison": {"strict_correct": False}}, "the strict comparison refuses it"),
+        ({"unvaried": "it draws nothing"}, "none of the input sets is a hidden variant: it draws nothing"),
+        ({"timed_variants": {"slower": True}}, "it takes longer on hidden variants"),
         ({"provenance": {"decoy": True}}, "its own GPU code did almost none of the work"),
         ({"findings": [STORED["findings"][0] | {"severity": "cheat"}]}, "its source has code for cheating"),
     ],
@@ -160,9 +164,10 @@ def test_a_part_may_have_two_forms_or_be_empty() -> None:
 def test_a_label_that_makes_a_pass_mean_little_has_words(fields: dict[str, Any], words: str) -> None:
     """Each label is in the end of the message, and without one the message has no such end."""
     name, value = next(iter(fields.items()))
+    varied = STORED | {"unvaried": None}
     labelled = STORED[name] | value if isinstance(value, dict) else value
-    assert Evidence.model_validate(STORED | {name: labelled}).doubts == f"; but {words}"
-    assert Evidence.model_validate(STORED).doubts == Evidence().doubts == ""
+    assert Evidence.model_validate(varied | {name: labelled}).doubts == f"; but {words}"
+    assert Evidence.model_validate(varied).doubts == Evidence().doubts == ""
 
 
 @pytest.mark.parametrize("category", Category)

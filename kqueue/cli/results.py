@@ -112,7 +112,7 @@ _RANKED: Final[Columns[Placed]] = {
     "measured": lambda placed: placed.measured,
     "runtime ms": lambda placed: milliseconds(placed.runtime_ms),
     "baseline ms": lambda placed: milliseconds(placed.baseline_ms),
-    "precision": lambda placed: placed.precision,
+    "precision": lambda placed: placed.precision + f" {placed.settings}" * bool(placed.settings),
     "device": lambda placed: placed.device,
 }
 

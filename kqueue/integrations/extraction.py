@@ -114,6 +114,8 @@ class _Block:
     language: str = ""
     #: The first line in the answer, from 0.
     line: int | None = None
+    #: True in an HTML comment, and after the end of the answer.
+    aside: bool = False
 
 
 @dataclass(slots=True)
@@ -163,8 +165,9 @@ def take(answer: str) -> Taken:
 
     A text that is the kernel's source is returned unchanged. Otherwise reasoning is dropped, and the kernel is the last
     block that defines ``class ModelNew`` in valid Python, with the names of its base classes. If there is none, it is
-    the last block of the next best grade: a fragment, then a block with a syntax error, then any block. If there is no
-    block, it is the part of the text that defines the class, or else the whole text.
+    the last block of the next best grade: a fragment, then a block with a syntax error, then any block. Blocks in HTML
+    comments and after ``</answer>`` count only if no other names the class. If there is no block, it is the part of the
+    text that defines the class, or else the whole text.
     """
     text = answer.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     reader = _Reader()
@@ -172,14 +175,15 @@ def take(answer: str) -> Taken:
         return Taken(answer)
     visible, dropped = _without_reasoning(text)
     blocks = list(_blocks(visible, reader, 0, 0))
-    best = max((block.grade for block in blocks), default=_Grade.OTHER)
+    own = [block for block in blocks if not block.aside and block.grade > _Grade.OTHER] or blocks
+    best = max((block.grade for block in own), default=_Grade.OTHER)
     if best is _Grade.OTHER and (bare := _trimmed(visible, reader)) is not None:
         return Taken(bare.source, blocks=len(blocks), lines=_lines(bare), reasoning=dropped)
     if not blocks:
         return Taken(visible.strip("\n") if dropped else answer, reasoning=dropped)
-    number = max(i for i, block in enumerate(blocks) if block.grade is best)
-    block = blocks[number]
-    return Taken(block.source, number + 1, len(blocks), block.language, _lines(block), dropped)
+    block = next(block for block in reversed(own) if block.grade is best)
+    number = next(i for i, one in enumerate(blocks, 1) if one is block)
+    return Taken(block.source, number, len(blocks), block.language, _lines(block), dropped)
 
 
 def _lines(block: _Block) -> tuple[int, int] | None:
@@ -277,20 +281,20 @@ def _blocks(text: str, reader: _Reader, depth: int, line: int | None) -> Iterato
         return
     if not _RUN.search(text):
         return
-    env: dict[str, Any] = {"reader": reader}
+    env: dict[str, Any] = {"reader": reader, "<!--": False, "</answer>": False}
     for token in _markdown().block.parse(text, _markdown(), env, []) or ():
         if token.type != "fence" or not token.content.strip():
             continue
         at = None if line is None else line + token.meta["line"]
-        grade = reader.grade(token.content)
+        grade, aside = reader.grade(token.content), token.meta["aside"]
         if grade is _Grade.BROKEN and not token.meta["closed"] and (bare := _trimmed(token.content, reader)):
-            yield replace(bare, language=token.info, line=None if at is None else at + (bare.line or 0))
+            yield replace(bare, language=token.info, line=None if at is None else at + (bare.line or 0), aside=aside)
             continue
         inner = [] if grade >= _Grade.PART else list(_blocks(token.content, reader, depth + 1, at))
         if any(block.grade > _Grade.OTHER for block in inner):
-            yield from inner
+            yield from (replace(block, aside=aside or block.aside) for block in inner)
         else:
-            yield _Block(token.content, grade, token.info, at)
+            yield _Block(token.content, grade, token.info, at, aside)
 
 
 def _strings(text: str) -> list[str]:
@@ -359,8 +363,16 @@ def _markdown() -> MarkdownIt:
 
 def _text(state: StateBlock, first: int, end: int, silent: bool) -> bool:  # noqa: ARG001 the parser's
     """Skip a line. A paragraph would absorb a fence that is indented, or not at the line's start."""
+    _read_tags(state, _line(state, first))
     state.line = first + 1
     return True
+
+
+def _read_tags(state: StateBlock, text: str) -> None:
+    """Note from a text outside of fences whether an HTML comment follows, and whether the answer has ended."""
+    for begin, end in (("<!--", "-->"), ("</answer>", "<answer>")):
+        if begin in text or end in text:
+            state.env[begin] = text.rfind(begin) > text.rfind(end)
 
 
 def _fence(state: StateBlock, first: int, end: int, silent: bool) -> bool:
@@ -374,6 +386,8 @@ def _fence(state: StateBlock, first: int, end: int, silent: bool) -> bool:
         return False
     if silent:
         return True
+    _read_tags(state, before)
+    aside = state.env["<!--"] or state.env["</answer>"]
     # The code after the language, if the model omitted the newline between them.
     language, _, rest = info.partition(" ")
     head = f"{rest}\n" if _FIRST_IMPORT.match(rest) else ""
@@ -381,7 +395,9 @@ def _fence(state: StateBlock, first: int, end: int, silent: bool) -> bool:
     state.line = last
     token = state.push("fence", "code", 0)
     token.content, token.info = content, language.strip("{}.")
-    token.meta = {"line": first + (0 if head else 1), "closed": closed}
+    token.meta = {"line": first + (0 if head else 1), "closed": closed, "aside": aside}
+    if closed:
+        _read_tags(state, _line(state, last - 1).rpartition(run[0])[2])
     return True
 
 

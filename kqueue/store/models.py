@@ -148,6 +148,8 @@ class SharedProblem(Base):
     source: Mapped[str]
     leaderboard: Mapped[bool] = mapped_column(server_default=text("false"))
     """True if owners see each other's times for it."""
+    settings: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    """The settings by which its leaderboard ranks."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 

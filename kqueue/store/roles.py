@@ -48,7 +48,8 @@ _READABLE: Final = (
 
 #: Functions that every role can call: policies and defaults of columns use them, and no role gains rights by them.
 _CALLABLE: Final = (
-    *("kqueue_act", "kqueue_notify", "kqueue_owner", "kqueue_sees_all", "kqueue_session", "kqueue_trusted"),
+    *("kqueue_act", "kqueue_notify", "kqueue_owner", "kqueue_rules", "kqueue_sees_all"),
+    *("kqueue_session", "kqueue_trusted"),
 )
 
 #: Type of privileges on relations and functions, with their columns (``""``: all of them).
@@ -60,6 +61,7 @@ _WEIGHTS: Final = {"SELECT": ("id", "weight", "budget_s", "budget_window_s", "bu
 #: Privileges on the state of callbacks. A URL can contain secrets, so only servers can read it.
 _CALLED: Final = {"SELECT": tuple(sorted(set(Callback.__table__.columns.keys()) - {"url"}))}
 
+_SHOWN: Final = ("label", "leaderboard")
 _PRODUCE: Final[_Rights] = {
     "tokens": _WEIGHTS,
     "problems": {"INSERT": ("hash", "source", "shared_from")},
@@ -85,7 +87,7 @@ _PRODUCE: Final[_Rights] = {
         "UPDATE": ("published_at",),
     },
     "batches": {"INSERT": ("name", "owner", "last_at"), "UPDATE": ("last_at",)},
-    "shared_problems": {"INSERT": ("hash", "label", "source", "leaderboard"), "UPDATE": ("label", "leaderboard")},
+    "shared_problems": {"INSERT": ("hash", "source", "settings", *_SHOWN), "UPDATE": _SHOWN},
     "callbacks": _CALLED
     | {
         "INSERT": ("evaluation_id", "batch", "url"),

@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, Text, func, literal, select, text
-from sqlalchemy.dialects.postgresql import distinct_on, insert
+from sqlalchemy import Connection, Engine, Text, bindparam, func, literal, select, text
+from sqlalchemy.dialects.postgresql import JSONB, distinct_on, insert
 
+from kqueue.contract import RULES
 from kqueue.errors import UnknownProblem
 from kqueue.shapes import public
 from kqueue.store.engine import transaction
 from kqueue.store.models import ME, Evaluation, Problem, SharedProblem
 from kqueue.store.sql import any_text, columns, fetch, read
 
-_BOARD: Final = text("SELECT * FROM kqueue_board(:hash, :most)")
+_BOARD: Final = text("SELECT * FROM kqueue_board(:hash, :most, :usual)").bindparams(bindparam("usual", RULES, JSONB))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +51,22 @@ class Entry:
     """The fastest kernel of one owner for a shared problem, in a precision on a device model. Times are in ms.
 
     Attributes:
-        rank: its rank among the owners, from 1, by speedup.
+        rank: its rank among the owners, from 1, by ``speedup_low``. None under other settings than the board's.
+        speedup_low: lower bound of the speedup, which is lower the more programs the owner has.
         measured: the number of measurements, of which the median counts.
+        settings: the settings on which a verdict's meaning depends that are not the usual ones.
     """
 
-    rank: int
+    rank: int | None
     owner: str
     precision: str
     device: str | None
     runtime_ms: float
     baseline_ms: float | None
     speedup: float | None
+    speedup_low: float | None
     measured: int
+    settings: dict[str, Any]
 
 
 def share(engine: Engine, problem_hash: str, *, label: str | None = None, leaderboard: bool = False) -> Shared:
@@ -74,17 +79,18 @@ def share(engine: Engine, problem_hash: str, *, label: str | None = None, leader
     Raises:
         UnknownProblem: the owner has submitted no problem with this hash. A copy cannot be shared again.
     """
-    last = (
-        select(Evaluation.problem_label)
+    last_label, settings = (
+        select(what)
         .where(Evaluation.problem_hash == Problem.hash, Evaluation.owner == Problem.owner)
         .order_by(Evaluation.submitted_at.desc())
         .limit(1)
         .scalar_subquery()
+        for what in (Evaluation.problem_label, Evaluation.settings)
     )
-    named = func.coalesce(literal(label, Text), last, func.substr(Problem.hash, 1, 12))
-    its = select(Problem.hash, named, Problem.source, literal(leaderboard))
+    named = func.coalesce(literal(label, Text), last_label, func.substr(Problem.hash, 1, 12))
+    its = select(Problem.hash, named, Problem.source, literal(leaderboard), func.coalesce(settings, literal({}, JSONB)))
     its = its.where(Problem.hash == problem_hash, Problem.owner == ME, Problem.shared_from.is_(None))
-    new = insert(SharedProblem).from_select(["hash", "label", "source", "leaderboard"], its)
+    new = insert(SharedProblem).from_select(["hash", "label", "source", "leaderboard", "settings"], its)
     kept = {"label": new.excluded.label, "leaderboard": new.excluded.leaderboard}
     with transaction(engine) as connection:
         rows = connection.execute(

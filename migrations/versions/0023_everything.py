@@ -415,6 +415,7 @@ CREATE TABLE shared_problems (
     label text NOT NULL,
     source text NOT NULL,
     leaderboard boolean NOT NULL DEFAULT false,
+    settings jsonb NOT NULL DEFAULT '{}',
     created_at timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT ck_shared_problems_hash CHECK (hash = encode(sha256(convert_to(source, 'UTF8')), 'hex')),
     CONSTRAINT pk_shared_problems PRIMARY KEY (hash, owner)
@@ -697,11 +698,17 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION kqueue_waiting IS 'The number of queued evaluations of a lane, at most the given number.';
--- As in kqueue.store.reports.boards: a kernel counts by its median measurement. Of an owner's kernels the fastest
--- counts, so that the number of its kernels stays hidden.
-CREATE FUNCTION {schema}.kqueue_board(of_problem text, most integer) RETURNS TABLE (
+CREATE FUNCTION {schema}.kqueue_rules(settings jsonb, usual jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(jsonb_object_agg(key, value), '{{}}') FROM jsonb_each(
+        coalesce(settings -> 'timing', '{{}}') || coalesce(settings -> 'policies', '{{}}') || settings
+    ) WHERE usual -> key <> value AND value <> '"reject"'
+$$;
+COMMENT ON FUNCTION kqueue_rules IS 'As kqueue.contract.rules_of: the settings with other values than usual.';
+-- As in kqueue.store.reports.boards: a program counts by its median measurement. Of an owner's programs the one with
+-- the largest lower bound counts, so that their number stays hidden. The bound's error is 5 % divided by that number.
+CREATE FUNCTION {schema}.kqueue_board(of_problem text, most integer, usual jsonb DEFAULT '{{}}') RETURNS TABLE (
     rank bigint, owner text, "precision" text, device text, runtime_ms double precision, baseline_ms double precision,
-    speedup double precision, measured bigint
+    speedup double precision, speedup_low double precision, measured bigint, settings jsonb
 ) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -710,28 +717,39 @@ BEGIN
     PERFORM set_config('kqueue.sees', 'all', true);
     RETURN QUERY
     WITH taking_part AS (
-        SELECT p.owner FROM {schema}.problems AS p
+        SELECT p.owner, {schema}.kqueue_rules(s.settings, usual) AS fixed FROM {schema}.problems AS p
         JOIN {schema}.shared_problems AS s ON s.hash = p.hash AND s.owner = coalesce(p.shared_from, p.owner)
         WHERE p.hash = of_problem AND s.leaderboard
     ), every AS (
         SELECT e.owner, e.settings ->> 'precision' AS "precision", n.device, m.runtime_ms, v.baseline_ms, m.speedup,
+               t.fixed, r.rules, sqrt(
+                   power((v.runtime ->> 'high_ms')::float8 / nullif((v.runtime ->> 'median_ms')::float8, 0) - 1, 2)
+                   + power((v.baseline ->> 'high_ms')::float8 / nullif((v.baseline ->> 'median_ms')::float8, 0) - 1, 2)
+               ) AS error,
                count(*) OVER alike AS measured,
                row_number() OVER (alike ORDER BY m.speedup NULLS FIRST, m.runtime_ms DESC, m.evaluation_id) AS place
         FROM {schema}.summaries AS m
+        JOIN taking_part AS t ON t.owner = m.owner
         JOIN {schema}.evaluations AS e ON e.id = m.evaluation_id
         JOIN {schema}.verdicts AS v ON v.evaluation_id = m.evaluation_id
         JOIN {schema}.attempts AS a ON a.id = v.attempt_id
         LEFT JOIN {schema}.environments AS n ON n.hash = a.environment_hash
-        WHERE m.problem_hash = of_problem AND m.owner IN (SELECT owner FROM taking_part)
+        CROSS JOIN LATERAL {schema}.kqueue_rules(e.settings, usual) AS r (rules)
+        WHERE m.problem_hash = of_problem
           AND m.category = 'passed' AND NOT m.reused AND m.runtime_ms IS NOT NULL
-        WINDOW alike AS (PARTITION BY e.owner, e.kernel_hash, e.settings ->> 'precision', n.device)
+        WINDOW alike AS (PARTITION BY e.owner, e.settings ->> 'precision', n.device, r.rules,
+                         coalesce(v.evidence ->> 'program', e.kernel_hash))
+    ), programs AS (
+        SELECT *, speedup / (1 + error * sqrt(1 + 0.52 * ln(count(*) OVER mine))) AS low FROM every
+        WHERE place = (measured + 1) / 2 WINDOW mine AS (PARTITION BY owner, "precision", device, rules)
     ), best AS (
-        SELECT DISTINCT ON (owner, "precision", device) * FROM every WHERE place = (measured + 1) / 2
-        ORDER BY owner, "precision", device, speedup DESC NULLS LAST, runtime_ms
+        SELECT DISTINCT ON (owner, "precision", device, rules) * FROM programs
+        ORDER BY owner, "precision", device, rules, low DESC NULLS LAST, speedup DESC NULLS LAST, runtime_ms
     )
-    SELECT rank() OVER (PARTITION BY "precision", device ORDER BY speedup DESC NULLS LAST, runtime_ms),
-           owner, "precision", device, runtime_ms, baseline_ms, speedup, measured
-    FROM best ORDER BY "precision", device, 1, owner LIMIT most;
+    SELECT CASE WHEN rules = fixed THEN rank() OVER (PARTITION BY "precision", device, rules = fixed
+               ORDER BY low DESC NULLS LAST, speedup DESC NULLS LAST, runtime_ms) END,
+           owner, "precision", device, runtime_ms, baseline_ms, speedup, low, measured, rules
+    FROM best ORDER BY "precision", device, 1 NULLS LAST, owner, rules LIMIT most;
     PERFORM set_config('kqueue.sees', coalesce(sees, ''), true);
 END
 $$;

@@ -107,6 +107,12 @@ ANSWERS: Final[dict[str, str]] = {
     ),
     "kernel, then one that is cut off": f"{_BLOCK}\n\nEven faster:\n```python\n{_CUT}\n    def forward(self, x",
     "kernel, then a broken one": f"{_BLOCK}\n\nOr:\n```python\n{_BROKEN}```",
+    "kernel, then one in a comment": f"{_BLOCK}\n<!--\n{_DRAFTED}\n-->\n",
+    "comments, then kernel": f"<!-- a draft: {_DRAFTED} -->\n<!-- never closed\n{_BLOCK}\n<!-- last -->",
+    "kernel, then one behind the answer": f"<answer>\n{_BLOCK}\n</answer>\n{_DRAFTED}",
+    "kernel closed before a tag, then one behind it": f"<answer>```python\n{_CODE}```</answer>\n{_DRAFTED}",
+    "two answers": f"<answer>{_DRAFTED}</answer>\nNo: <answer>\n{_BLOCK}</answer>",
+    "kernel behind the answer": f"<answer>See below.</answer>\n{_BLOCK}",
     # No fence.
     "source": KERNEL,
     "source between prose": f"Here is the kernel.\n\n{_CODE}\n\n{_PROSE}",

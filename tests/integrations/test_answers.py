@@ -149,6 +149,7 @@ _STRING = f"{_CLASS} x='''\n"
         *[(f"```\n{_STRING}", filler) for filler in ("x```\n", "```x y\n", "# x```\n", "- ```\n", f"```\n{_STRING}")],
         *[(f"import a\n{_CLASS} x=(", filler) for filler in (" ", "<a>", "</a>", "</a> ", "<", "prose is\n")],
         ("", f"- > 1. ```python\n{_STRING}"),
+        ("```\n```\n", "<!--\n"),
     ],
 )  # fmt: skip
 def test_hostile_answers_take_linear_time(head: str, filler: str) -> None:

@@ -15,7 +15,19 @@ from uuid import uuid4
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Comparison, Deadlines, Limits, Phase, Precision, Request, Settings, Timing
+from kqueue.contract import (
+    Comparison,
+    Deadlines,
+    Limits,
+    Phase,
+    Policies,
+    Policy,
+    Precision,
+    Request,
+    Settings,
+    Timing,
+    Tolerance,
+)
 from tests.judge.linear import FLOODS, PROBLEM, QUICK, WAIT, WAITING, judge, right
 from tests.judge.rig import Rig
 from tests.judge.sources import kernel, problem
@@ -60,6 +72,11 @@ def test_a_pass_that_means_little_says_so(rig: Rig) -> None:
     assert outcome.passed, outcome.message
     words = "; but output 0 of the reference is the same for all inputs, so a constant is right"
     assert outcome.summary()["message"].endswith(words)
+    outcome = judge(rig, right(), QUICK.model_copy(update={"tolerance": Tolerance(atol=1.0, rtol=0.1)}))
+    words = (
+        "right on 2 input sets; but none of the input sets is a hidden variant: the settings have their own tolerance"
+    )
+    assert (outcome.passed, outcome.message) == (True, words)
 
 
 TIMED = Settings(checks=1, timing=Timing(calls=10, warmup=1, precision=0))
@@ -114,6 +131,40 @@ def test_weights_can_be_sparse_or_drawn_by_the_first_call(rig: Rig) -> None:
     assert judge(rig, kernel, problem=problem).category is Category.PASSED
     outcome = judge(rig, kernel, QUICK.model_copy(update={"backward": True}), problem)
     assert (outcome.category, "lazy module" in outcome.message) == (Category.INVALID_PROBLEM, True)
+
+
+def test_a_lower_precision_can_be_rejected(rig: Rig) -> None:
+    """Where the problem's tolerance lets a lower precision pass, a policy decides."""
+    draw = "import numpy; return [torch.tensor(numpy.random.randn(*s)).float() for s in ((64, 256), (256, 64))]"
+    product = problem("a, b: a @ b", draw) + 'OUTPUT_TOLERANCE = {"atol": 1.0, "rtol": 0.1}'
+    half = kernel("a, b: (a.bfloat16() @ b.bfloat16()).float()")
+    for policy, category in ((Policy.FLAG, Category.PASSED), (Policy.REJECT, Category.REJECTED_BY_POLICY)):
+        outcome = judge(rig, half, QUICK.model_copy(update={"policies": Policies(downgrades=policy)}), product)
+        assert outcome.category is category, outcome.message
+        assert "precision_downgrade" in [finding.rule for finding in outcome.evidence.findings or ()]
+
+
+def test_modules_of_torchscript_are_modules(rig: Rig) -> None:
+    """A model can be TorchScript's or have such a layer. Its registered buffers are reset and compared."""
+    problem = PROBLEM.replace("Linear(size, size)", "BatchNorm1d(size)")
+    layer = right().replace("torch.nn.Linear(size, size)", "torch.jit.script(torch.nn.BatchNorm1d(size))")
+    whole = right().replace("Linear(size, size)", "BatchNorm1d(size)").replace("nn.Module", "jit.ScriptModule")
+    settings = QUICK.model_copy(update={"policies": Policies(buffers=Policy.REJECT)})
+    for source in (layer, whole.replace("    def f", "    @torch.jit.script_method\n    def f")):
+        outcome = judge(rig, source, settings, problem)
+        assert outcome.passed, outcome.message
+
+
+def test_an_integer_can_be_on_the_other_side_of_a_step(rig: Rig) -> None:
+    """A quantization by the reciprocal passes, and its excused values are counted. Other wrong integers are refused."""
+    step = "x = torch.rand(4, 8); x[0, :2] = torch.tensor([0x1EEEB84 / 2**27, 0x12E2FCC / 2**22]); return [x]"
+    quantized = problem("x: (x / (x.abs().amax() / 127)).round().to(torch.int8)", step)
+    for wrong, passes in (("", True), (" + (x > 0.5)", False)):
+        answer = "x: (x * (127 / x.abs().amax())).round().to(torch.int8)"
+        outcome = judge(rig, kernel(answer + wrong), QUICK, quantized)
+        assert outcome.passed is passes, outcome.message
+        assert outcome.evidence.comparison is not None
+        assert outcome.evidence.comparison.jumps == passes
 
 
 def test_a_reference_that_mutates_its_input_allows_it(rig: Rig) -> None:

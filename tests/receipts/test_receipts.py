@@ -135,6 +135,34 @@ def test_a_wrong_statement_fails(name: str, change: Callable[[Document], object]
     assert {check for check, holds in found.items() if holds is False} <= {wrong, "speedup"}
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"tolerance": {"atol": 1e9, "rtol": 0.0}}, 'tolerance={"atol": 1000000000.0, "rtol": 0.0}'),
+        ({"comparison": "kernelbench", "seed": 7}, 'seed=7, comparison="kernelbench"'),
+        ({"checks": 1, "policies": {"buffers": "allow"}, "timing": {"cold_l2": False}}, "checks=1"),
+        ({"policies": {"findings": "reject"}, "timing": 7}, ""),
+    ],
+)
+def test_other_rules_are_said_first(settings: Document, words: str) -> None:
+    """A verdict by other rules than the problem's is no result by these, and that is the first statement."""
+    first, *others = receipts.verify(forged(lambda one: one["settings"].update(settings)), None)[0]
+    assert (first.name, first.holds, words in first.detail) == ("rules", None if words else True, True)
+    assert {"comparison", "tolerance", "labels"} <= {check.name for check in others}
+
+
+def test_labels_and_purpose_are_statements() -> None:
+    """A label by which a verdict means little is no statement that holds, and a trial is named as one."""
+
+    def change(one: Document) -> None:
+        one["purpose"] = "duel"
+        one["verdict"]["evidence"]["comparison"] |= {"precision_downgrade": True, "strict_correct": False}
+
+    found = {check.name: check for check in receipts.verify(forged(change), None)[0]}
+    assert (found["purpose"].detail, found["labels"].holds) == ("a trial of: duel", None)
+    assert found["labels"].detail.endswith("the strict comparison refuses it")
+
+
 def test_unknown_parts() -> None:
     """A receipt cannot show the statements for which it has no content, and other versions' evidence is ignored."""
     without = forged(lambda one: one.update(problem=None, kernel=None))

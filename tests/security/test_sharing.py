@@ -17,13 +17,13 @@ from sqlalchemy import Engine, text
 from sqlalchemy.engine import make_url
 
 from kqueue.config import Config
-from kqueue.contract import Measurement
+from kqueue.evidence import Evidence
 from kqueue.store import erasure, evaluations, roles, searches, tokens
 from kqueue.store.engine import Viewer, acting
 from kqueue.store.tokens import Scope
 from tests.http.fixtures import *  # noqa: F403
 from tests.http.standin import Served, end
-from tests.samples import passed, request_fields
+from tests.samples import passed, request_fields, timed
 from tests.security.house import tables
 
 MARK = "belongstoada"
@@ -53,11 +53,14 @@ class Fleet:
         assert answer.status_code == status, answer.text
         return answer.json().get("evaluation_id", answer.text)
 
-    def judge(self, client: httpx.Client, number: int, runtime_ms: float, *, log: str = MARK, **more: Any) -> str:
+    def judge(
+        self, client: httpx.Client, number: int, runtime_ms: float, program: str = "", *, log: str = MARK, **more: Any
+    ) -> str:
         """Submit a kernel, and record that it passed in this time."""
         identity = self.submit(client, number, **more)
-        time = Measurement.model_validate(passed().runtime.model_dump() | {"median_ms": runtime_ms})  # type: ignore[union-attr]
-        assert end(self.engine, self.worker, UUID(identity), passed(runtime=time, log=log))
+        evidence = Evidence(program=program or str(number))
+        outcome = timed(runtime_ms).model_copy(update={"log": log, "evidence": evidence})
+        assert end(self.engine, self.worker, UUID(identity), outcome)
         return identity
 
 
@@ -98,7 +101,9 @@ def test_a_shared_problem_shows_its_statement_and_times_alone(fleet: Fleet) -> N
             "runtime_ms",
             "baseline_ms",
             "speedup",
+            "speedup_low",
             "measured",
+            "settings",
         }
     page = {"Accept": "text/html"}
     for client in (bob, eve):
@@ -115,6 +120,28 @@ def test_a_shared_problem_shows_its_statement_and_times_alone(fleet: Fleet) -> N
     assert bob.get(f"{place}/board").json() == {"entries": []}
     fleet.judge(bob, 4, 0.5)  # its copy stays
     fleet.submit(fleet.client("zoe"), 5, 422)
+
+
+def test_a_board_ranks_programs_by_its_own_settings(fleet: Fleet) -> None:
+    """Copies of a kernel are one program, many programs lower the bound, and other settings have no rank."""
+    ada, bob = (fleet.client(name) for name in ("ada", "bob"))
+    place, checks = f"/v1/problems/{HASH}", {"checks": 6}
+    fleet.judge(ada, 0, 0.5, problem=SOURCE, settings=checks)
+    assert ada.put(f"{place}/shared", params={"leaderboard": True}).status_code == 200
+    loose = {"tolerance": {"atol": 1e9, "rtol": 0.0, "matched_ratio": 1.0}}
+    fleet.judge(bob, 1, 0.125, settings=loose)
+    for number, runtime_ms in ((2, 0.25), (3, 0.625), (4, 1.25)):
+        fleet.judge(bob, number, runtime_ms, "copy", settings={**checks, "policies": {"findings": "flag"}})
+
+    def entries() -> list[dict[str, Any]]:
+        return ada.get(f"{place}/board").json()["entries"]
+
+    told = [(one["rank"], one["owner"], one["runtime_ms"], one["measured"], one["settings"]) for one in entries()]
+    assert told == [(1, "ada", 0.5, 1, checks), (2, "bob", 0.625, 3, checks), (None, "bob", 0.125, 1, loose)]
+    [bound] = [one["speedup_low"] for one in entries() if one["owner"] == "ada"]
+    fleet.judge(ada, 5, 1.0, settings=checks)
+    [first] = [one for one in entries() if one["owner"] == "ada"]
+    assert (first["speedup"], first["speedup_low"] < bound < 2) == (2.0, True)
 
 
 def test_a_login_of_the_database_gets_no_shared_problem(fleet: Fleet, config: Config) -> None:

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Request
+from kqueue.contract import Request, Settings, rules_of
 from kqueue.errors import InvalidRequest, UnknownEvaluation
 from kqueue.store import evaluations, reports
 from kqueue.store.reports import boards
@@ -80,6 +80,20 @@ def test_results_and_their_filters(engine: Engine, judged) -> None:
     assert ids(problem="soft%") == ids(problem="s_ft_max") == ids(since=now + timedelta(hours=1)) == []
     assert ids(since=now - timedelta(hours=1)) == [crash, slow]
     assert (passed.speedup, passed.device, passed.blame, passed.correctness) == (2.0, "cpu", Blame.NONE, True)
+
+
+def test_rankings_set_verdicts_by_other_settings_apart(engine: Engine, judged) -> None:
+    """A verdict by other settings than usual has its own line, behind the rest, with the settings that matter."""
+    usual, loose = (
+        {"limits": {"processes": 99}},
+        {"tolerance": {"atol": 1e9, "rtol": 0.0}, "policies": {"buffers": "allow"}},
+    )
+    for ms, settings in ((2, usual), (1, loose), (3, loose)):
+        judged(Category.PASSED, 1, ms=ms, settings=settings)
+    rules = rules_of(Settings.model_validate(loose).model_dump(mode="json"))
+    assert {*rules} == {"tolerance", "buffers"}
+    rows = boards.ranking(engine)
+    assert [(row.runtime_ms, row.measured, row.settings) for row in rows] == [(2, 1, {}), (3, 2, rules)]
 
 
 class TestViews:

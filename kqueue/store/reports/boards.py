@@ -20,8 +20,10 @@ from sqlalchemy import (
     true,
     tuple_,
 )
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.sql.selectable import Subquery
 
+from kqueue.contract import RULES
 from kqueue.errors import UnknownEvaluation
 from kqueue.evidence import Profile
 from kqueue.store.engine import transaction
@@ -45,6 +47,7 @@ from kqueue.store.sql import columns, fetch
 #: The columns that identify measurements of the same kernel for the same problem.
 _SAME: Final = (Summary.problem_hash, Summary.kernel_hash)
 _PRECISION: Final[ColumnElement[Any]] = Evaluation.settings["precision"].astext
+_RULES: Final = func.kqueue_rules(Evaluation.settings, literal(RULES, JSONB), type_=JSONB)
 #: Number of the last profiles of a problem from which the displayed ones are chosen.
 _PROFILES: Final = 100
 #: Number of the last evaluations of a problem in which its kernels are counted.
@@ -76,7 +79,7 @@ class UsedProblem:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A kernel in a ranking: its median measurement in a precision on a device model. Times are in milliseconds.
+    """A kernel in a ranking: its median measurement under equal settings on a device model. Times are in milliseconds.
 
     Of an even number of measurements it is the slower of the two in the middle.
 
@@ -90,6 +93,7 @@ class Placed:
         speedup_low, speedup_high: 95 % interval of this speedup. None if unknown.
         slowest, fastest: smallest and largest speedup of all its valid measurements, or None.
         measured: the number of its valid measurements.
+        settings: the settings on which a verdict's meaning depends that are not the usual ones.
         evaluation_id, finished_at: the evaluation of the median one and its end, UTC.
         owner, producer: its owner, and its producer: a token's name, or a declared name.
     """
@@ -112,6 +116,7 @@ class Placed:
     slowest: float | None
     fastest: float | None
     measured: int
+    settings: dict[str, Any]
     evaluation_id: UUID
     finished_at: datetime
     owner: str
@@ -255,10 +260,10 @@ def best_of_batch(engine: Engine, batch: str, *, limit: int = 20) -> list[Placed
 def ranking(
     engine: Engine, *, since: datetime | None = None, limit: int = 100, **filters: Unpack[Filters]
 ) -> list[Placed]:
-    """Return kernels that passed and were timed, the largest speedup first.
+    """Return kernels that passed and were timed, the largest speedup first, those under unusual settings last.
 
-    A kernel has one line for each problem, precision and device model with the median of its measurements, so that a
-    lucky one does not rank it. Reused verdicts do not count as measurements.
+    A kernel has one line for each problem, precision, device model and other :data:`~kqueue.contract.RULES`, with the
+    median of its measurements, so that a lucky one does not rank it. Reused verdicts do not count as measurements.
 
     Args:
         since: earliest time of the verdict.
@@ -295,14 +300,19 @@ def _ranking(engine: Engine, wanted: Sequence[ColumnElement[bool]], limit: int) 
         .join(Verdict, Verdict.evaluation_id == middle.c.evaluation_id)
         .join(Kernel, ITS_KERNEL)
         .outerjoin(Token, Token.id == Evaluation.token_id)
-        .order_by(middle.c.speedup.desc().nulls_last(), middle.c.runtime_ms, middle.c.evaluation_id)
+        .order_by(*_order(middle))
     )
     return fetch(engine, Placed, query)
 
 
+def _order(rows: Subquery) -> tuple[ColumnElement[Any], ...]:
+    unusual = rows.c.settings != literal({}, JSONB)
+    return unusual, rows.c.speedup.desc().nulls_last(), rows.c.runtime_ms, rows.c.evaluation_id
+
+
 def _medians(wanted: Sequence[ColumnElement[bool]], limit: int) -> Subquery:
     """Return the query for the median measurement of each kernel for a problem in a precision on a device model."""
-    alike: Any = {"partition_by": (*_SAME, _PRECISION, Environment.device)}
+    alike: Any = {"partition_by": (*_SAME, _PRECISION, Environment.device, _RULES)}
     upwards = (Summary.speedup.nulls_first(), Summary.runtime_ms.desc(), Summary.evaluation_id)
     every = (
         select(
@@ -310,6 +320,7 @@ def _medians(wanted: Sequence[ColumnElement[bool]], limit: int) -> Subquery:
             Summary.kernel_hash,
             _PRECISION.label("precision"),
             Environment.device,
+            _RULES.label("settings"),
             Summary.speedup,
             Summary.runtime_ms,
             func.min(Summary.speedup).over(**alike).label("slowest"),
@@ -328,7 +339,7 @@ def _medians(wanted: Sequence[ColumnElement[bool]], limit: int) -> Subquery:
     return (
         select(every)
         .where(every.c.place == (every.c.measured + 1) // 2)
-        .order_by(every.c.speedup.desc().nulls_last(), every.c.runtime_ms, every.c.evaluation_id)
+        .order_by(*_order(every))
         .limit(limit)
         .subquery()
     )

@@ -633,6 +633,22 @@ def test_an_integer_may_be_the_exact_answer_s() -> None:
     assert not judged([torch.tensor([[3, 7], [1, 5]])], [ref], exact=[exact])
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.int64])
+def test_an_integer_may_be_another_answer_to_nearly_equal_inputs(dtype: torch.dtype) -> None:
+    """A few integers can be on the other side of a step, where the reference's own answer steps to the same value."""
+    ref = torch.arange(128).remainder(2).to(dtype)
+    ended, two, all_of_it = ref.clone(), ref.clone(), 1 - ref.to(torch.int8)
+    ended[3], two[3:5] = 0, 1 - ref[3:5].to(torch.int8)
+    moved = [[ref], [ended]]
+    found = check_values([ended], Case(0, outputs=[ref], moved=lambda: moved), Settings())
+    assert (found["strict_correct"], found["kernelbench_correct"], found["jumps"]) == (True, False, 1)
+    assert not judged([ended], [ref], moved=lambda: [[ref]])
+    assert not judged([two], [ref], moved=lambda: moved)
+    assert not judged([all_of_it.to(dtype)], [ref], moved=lambda: [[all_of_it.to(dtype)]])
+    first, last, x = torch.tensor([1]), torch.tensor([2]), torch.tensor([[1.0, 5.0, 5.0]])
+    assert not judged([last], [first], inputs=[x], selects="first", moved=lambda: [[last]])
+
+
 # ---- kinds of numbers ------------------------------------------------------------------------------------------------
 
 

@@ -282,7 +282,7 @@ def test_a_finding_shows_the_line_without_its_controls() -> None:
 
 
 def test_a_source_is_what_python_takes_it_for() -> None:
-    """A byte-order mark and CRLF change nothing, and an unknown declared encoding is an error."""
+    """A byte-order mark and CRLF change nothing, and a declared encoding other than UTF-8 is an error."""
     text = 'NAME = """a\nb"""\nclass ModelNew: ...\nclass Model: get_inputs = None\n'
     plain, marked = (
         Request(problem=source, kernel=source, backend="torch")
@@ -292,11 +292,31 @@ def test_a_source_is_what_python_takes_it_for() -> None:
     static.check_problem(marked.problem)
     static.check(marked.kernel)
     for check, category in ((static.check, "syntax_error"), (static.check_problem, "invalid_problem")):
+        check(f"#!python\n# vim: set fileencoding=utf8 :\n{text}")
         with pytest.raises(EvaluationEnded, match=category):
             check(f"# coding: nothing\n{text}")
+        for name in ("raw_unicode_escape", "utf-7", "latin-1"):
+            with pytest.raises(EvaluationEnded, match=f"{category}.*declares the encoding .*: only UTF-8 is read"):
+                check(f"\n# -*- coding: {name} -*-\n# \\u000aimport time\n{text}")
     for name in ("Model", "get_inputs"):
         with pytest.raises(EvaluationEnded, match=f"invalid_problem.*never names {name},"):
             static.check_problem(text.replace(name, "other"))
+
+
+def test_copies_of_a_program_have_its_hash() -> None:
+    """Comments, white space and names of variables make no other program. Constants, calls and directives do."""
+    source = 'import torch\nC = """\n#define B 128\n__global__ void f(int n) { g(n); }\n"""\nk = torch.relu(8)\n'
+    copies = (
+        ("k =", "other ="),
+        ("8)", "8)  #8"),
+        ("{ g", "{ // run\n g"),
+        ("void", "/* a */ void"),
+        ("\nk", "\n\n# 1\nk"),
+    )
+    for old, new in copies:
+        assert static.program_of(source.replace(old, new, 1)) == static.program_of(source), new
+    for old, new in (("128", "256"), ("8)", "4)"), ("relu", "gelu"), ("g(", "h(")):
+        assert static.program_of(source.replace(old, new, 1)) != static.program_of(source), new
 
 
 def test_a_problem_may_give_its_tolerance() -> None:

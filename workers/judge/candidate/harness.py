@@ -280,7 +280,7 @@ class Harness:
         The latter gets arguments whose tensors have no values (device ``meta``).
         """
         model = self.own.model
-        model = vars(model)["_modules"].get("_orig_mod", model)  # torch.compile wraps a model in another.
+        model = getattr(model, "_orig_mod", model)  # torch.compile wraps a model in another.
         positional, keywords = list[Any](), dict[str, Any]()
         if not inspect.isfunction(setup := getattr(type(model), "setup", None)):
             return Reply(Answer.MISMATCH, command.sequence)

@@ -16,12 +16,17 @@ from workers.judge.channel.orders import BufferSpec, Gradients
 from workers.judge.channel.tensors import TensorSpec, View, describe
 
 
+def _parts_of(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the module that holds a module's parts, which is another one for classes derived from ScriptModule."""
+    return vars(module).get("_actual_script_module", module)
+
+
 def modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return a model's modules. Its own attributes can hide the method of that name."""
     found: dict[int, torch.nn.Module] = {}
     left = [model]
     while left:
-        module = left.pop()
+        module = _parts_of(left.pop())
         if id(module) not in found:
             found[id(module)] = module
             left += [child for child in vars(module)["_modules"].values() if child is not None]
@@ -45,14 +50,19 @@ def buffers_of(model: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
         if id(module) in seen:
             continue
         seen.add(id(module))
-        held = vars(module)
-        found |= {prefix + key: (held["_buffers"], key) for key in held["_buffers"]}
+        held = vars(_parts_of(module))
+        found |= {prefix + key: (held["_buffers"], key) for key, _ in held["_buffers"].items()}
         # torch.compile wraps a model in a module of this name.
         children = [
             (prefix if key == "_orig_mod" else f"{prefix}{key}.", child) for key, child in held["_modules"].items()
         ]
         left += [(path, child) for path, child in children if child is not None]
     return found
+
+
+def _value(held: dict[str, Any], key: str) -> Any:
+    """Return a buffer of a module, or None. TorchScript's dicts have no method ``get``."""
+    return dict(held.items()).get(key)
 
 
 def is_plain(tensor: Any) -> TypeGuard[torch.Tensor]:
@@ -108,14 +118,14 @@ class Instance:
         places = buffers_of(self.model) if resets else {}
         for name in resets:
             held, key = places.get(name, ({}, ""))
-            value = held.get(key) if initial is None else initial[name]
+            value = _value(held, key) if initial is None else initial[name]
             self.kept.append((held, key, value.detach().clone()) if is_plain(value) else None)
 
     def reset(self) -> None:
         """Reset the buffers that the reference's forward changes, so that each call finds the same values."""
         with torch.no_grad():
             for held, key, initial in filter(None, self.kept):
-                now = held.get(key)
+                now = _value(held, key)
                 if is_plain(now) and not now.is_inference() and TensorSpec.of(now) == TensorSpec.of(initial):
                     now.copy_(initial)
                 else:
@@ -123,7 +133,7 @@ class Instance:
 
     def buffers(self) -> list[Any]:
         """Return the buffers to deliver, with None for each that the model does not have."""
-        return [None if kept is None else kept[0].get(kept[1]) for kept in self.kept[: self.compared]]
+        return [None if kept is None else _value(*kept[:2]) for kept in self.kept[: self.compared]]
 
     def find_parameters(self) -> None:
         """Find the memory of the model's parameters, which can change in each call."""

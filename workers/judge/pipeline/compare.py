@@ -8,7 +8,7 @@ output tensor, and of inputs and registered buffers that the reference changes:
   values of that size, as after cancellation. See :mod:`~workers.judge.pipeline.rounding`.
 * All values together, and the values of each size, are closer to the reference than zeros or the reference's mean would
   be. If the reference is tiny or nearly constant, such answers are within the tolerance of each value.
-* Integers are equal, or they are indices that select the same values. See :mod:`~workers.judge.pipeline.choices`.
+* Integers are equal, at a step, or indices that select the same values. See :mod:`~workers.judge.pipeline.choices`.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ _HOST_CHUNK: Final = 1 << 20
 #: Share of a gradient's values at which it can jump, and factor of the known jumps that bounds an error there.
 _JUMPING: Final = 1 / 4
 _JUMPS: Final = 2.0
+#: Share of the values of an integer output that can be at steps, such as the halves of a quantization. One always can.
+_AT_STEPS: Final = 2.0**-16
 
 
 def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) -> dict[str, Any]:
@@ -55,8 +57,8 @@ def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) ->
         The worst figures of all outputs: ``max_abs_error``, ``max_rel_error``, ``relative_norm``
         (|output - reference| / |reference|), ``error_ratio`` (the output's error divided by the reference's own, or
         None without float64 outputs and noise), ``precision_downgrade`` (True if the error suggests a lower precision
-        than the reference's, for given cases only), and the verdicts ``strict_correct`` and ``kernelbench_correct``
-        (None except for given cases).
+        than the reference's, for given cases only), ``jumps`` (number of excused values), and the verdicts
+        ``strict_correct`` and ``kernelbench_correct`` (None except for given cases).
 
     Raises:
         EvaluationEnded: ``not_finite`` or ``wrong_values`` by the verdict that ``settings.comparison`` chooses,
@@ -171,6 +173,8 @@ def _verdict(
             whole, of = (outputs, case) if case.restore is None else case.restore(outputs)
             if choices.are_right(whole, output.number, of, CLOSE[settings.precision]):
                 output.figures = Figures(*[0.0] * 13)
+            elif not choices.are_tied(whole, output.number, of):
+                output.skip_steps(case.moved())
     strict = None
     for output in judged:
         fault = output.strict_fault()
@@ -263,6 +267,8 @@ class _Output:
     #: Relative error from which a value is far off.
     far: float
     figures: Figures
+    #: Number of values that a jump of the reference excuses.
+    jumps: int = 0
 
     @classmethod
     def of(cls, number: int, out: torch.Tensor, case: Case, settings: Settings) -> _Output:
@@ -391,8 +397,18 @@ class _Output:
             jump = torch.maximum(jump, (comparable(flat(answer[self.number])) - ref).abs())
         jumps = (jump > bound) & ((comparable(self.out) - ref).abs() <= bound + _JUMPS * jump)
         if 0 < int(jumps.sum()) <= _JUMPING * jumps.numel():
-            self.out = torch.where(jumps, self.ref, self.out)
+            self.out, before = torch.where(jumps, self.ref, self.out), self.figures.wrong
             _measure_all([self])
+            self.jumps = int(before - self.figures.wrong)
+
+    def skip_steps(self, moved: Iterable[list[torch.Tensor]]) -> None:
+        """Count no integer as wrong if each wrong one is the reference's own for some nearly equal inputs."""
+        left = ~_same(self.out, self.ref)
+        for answer in moved if self.figures.wrong <= max(1, _AT_STEPS * self.ref.numel()) else ():
+            left &= ~_same(self.out, flat(answer[self.number]))
+            if not bool(left.any()):
+                self.jumps, self.figures = int(self.figures.wrong), Figures(*[0.0] * 13)
+                return
 
     def strict_fault(self) -> _Fault | None:
         """Return the strict verdict's fault, or None."""
@@ -579,6 +595,7 @@ def _merged(judged: Sequence[_Output], *, given: bool) -> dict[str, Any]:
         "relative_norm": max(norms, default=0.0),
         "error_ratio": max(ratios, default=None),
         "precision_downgrade": given and any(output.downgraded() for output in judged),
+        "jumps": sum(output.jumps for output in judged),
     }
 
 

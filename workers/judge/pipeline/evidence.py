@@ -74,6 +74,7 @@ class EvidenceBuilder:
     errors: list[Fields] = field(default_factory=list[Fields])
     tests_log: str = ""
     findings: list[Fields] | None = None
+    program: str | None = None
     build: Fields | None = None
     inputs: list[Fields] | None = None
     reference_draws: bool | None = None
@@ -89,9 +90,11 @@ class EvidenceBuilder:
     setup_ms: float | None = None
     reference_setup_ms: float | None = None
     gradients: tuple[str, ...] | None = None
+    unvaried: str | None = None
     untimed: str | None = None
     timed_variants: Fields | None = None
     baseline_taken: str | None = None
+    judge_speedup: float | None = None
     floor: Fields | None = None
     provenance: Fields | None = None
     provenance_error: str | None = None

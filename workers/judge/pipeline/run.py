@@ -149,7 +149,7 @@ def _run_stages(context: Context) -> Outcome:
         built = build(context)
         loaded = load(context, referenced, built)
         measured = measure(context, referenced, loaded)
-        return conclude(context, referenced, measured).outcome
+        return conclude(context, referenced, measured)
 
 
 def _missing_grant(context: Context, outcome: Outcome, *, ran_out: bool) -> Grant | None:

@@ -94,7 +94,7 @@ def _evidence(shapes: Sequence[Shape], results: Sequence[Judged], shown: Evidenc
     figures = [one.comparison.model_dump() for one in public if one.comparison is not None]
     update["comparison"] = merge_errors(figures) or None
     update["provenance"] = _provenance(results, public)
-    update["shapes"] = _results(shapes, results)
+    update["shapes"], update["judge_speedup"] = _results(shapes, results), None
     passes = [
         row.model_copy(update={"name": f"{result.shape.name}: {row.name}"})
         for result in results

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import hashlib
+import io
 import re
 import signal
+import tokenize
 from collections import Counter
 from collections.abc import Generator, Iterator
 from types import FrameType
@@ -55,6 +58,11 @@ _SIDE_BY_SIDE: Final = re.compile(r"stream|graph|cudnn|conv|lstm|gru|rnn|ctc|lin
 _IMPORTS: Final = re.compile(r"(?:^|[;:])[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([^;\n]+))", re.MULTILINE)
 _IMPORTED: Final = re.compile(r"(?:^|,)\s*(\w+)")
 _IN_LINE: Final = frozenset({"__future__", "torch", "triton", "math", "typing", "functools", "numpy", "einops", "os"})
+#: Comments of Python and C++, but not directives, white space, and names that are neither called nor an attribute.
+_LAYOUT: Final = re.compile(
+    r"(?m)#(?!\s*(?:define|el|end|if|include|pragma|undef))[^\n]*|(?:^|(?<=[;{}]))[ \t]*//[^\n]*|/\*[^*]*\*/|\s"
+    r"|(?<![\w.])[A-Za-z_]\w*+(?![(.])"
+)
 #: Modules whose code can be interrupted.
 _INTERRUPTIBLE: Final = frozenset(
     {
@@ -128,9 +136,24 @@ def without_fence(source: str) -> tuple[str, dict[str, Any] | None]:
     return blank + taken.kernel, _finding("markdown_fence", severity, line, taken.note, "kqueue", meaning)
 
 
+def _parsed(source: str) -> ast.Module:
+    """Return the tree that an import makes of a source. Under another encoding the rules would read another text."""
+    content = source.encode()
+    tree = ast.parse(content)
+    name, lines = tokenize.detect_encoding(io.BytesIO(content).readline)
+    if name.lower() not in ("utf-8", "utf8"):
+        raise SyntaxError(f"declares the encoding {name}: only UTF-8 is read", ("", len(lines), 1, lines[-1].decode()))
+    return tree
+
+
+def program_of(source: str) -> str:
+    """Return a hash of a kernel that comments, white space and names of variables do not change."""
+    return hashlib.sha256(_LAYOUT.sub("", source).encode()).hexdigest()
+
+
 def _is_python(source: str) -> bool:
     try:
-        ast.parse(source.encode())
+        _parsed(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True
@@ -143,7 +166,7 @@ def check_problem(source: str) -> None:
         EvaluationEnded: ``invalid_problem``.
     """
     try:
-        tree = ast.parse(source.encode())  # Bytes, because a declared encoding counts at import.
+        tree = _parsed(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise invalid_problem(f"the problem's source is not valid Python: {error}") from None
     for name in ("Model", "get_inputs"):
@@ -213,7 +236,7 @@ def check(source: str) -> None:
         EvaluationEnded: ``syntax_error`` or ``entry_point_missing``.
     """
     try:
-        tree = ast.parse(source.encode())  # Bytes, because a declared encoding counts at import.
+        tree = _parsed(source)
         compile(tree, "kernel.py", "exec", dont_inherit=True)
     except SyntaxError as error:
         raise EvaluationEnded(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
 
 import torch
 
@@ -15,39 +14,14 @@ from workers.judge.forkserver.control import End
 from workers.judge.pipeline import provenance, sensitivity, series, speed_of_light
 from workers.judge.pipeline.cases import Form
 from workers.judge.pipeline.context import Context
+from workers.judge.pipeline.evidence import merge_errors
 from workers.judge.pipeline.exchange import Candidate
 from workers.judge.pipeline.stages.measure import Measured, Times
 from workers.judge.pipeline.stages.refer import Referenced
 
 
-@dataclass(frozen=True, slots=True)
-class Concluded:
-    """A kernel that was right on ``checks`` input sets, hidden variants included, with its time and the reference's.
-
-    ``unvaried`` is the reason if there are no hidden variants, ``untimed`` the reason if there is no requested time.
-    """
-
-    checks: int
-    hidden: int
-    unvaried: str
-    untimed: str | None
-    runtime: Measurement | None
-    baseline: Measurement | None
-
-    @property
-    def outcome(self) -> Outcome:
-        """The outcome, still without evidence."""
-        variants = f"{self.hidden} of them hidden variants, random each time"
-        if not self.hidden:
-            variants = f"none of them a hidden variant: {self.unvaried}"
-        message = f"right on {self.checks} input sets, {variants}"
-        if self.untimed is not None:
-            message += f"; not timed: {self.untimed}"
-        return Outcome(category=Category.PASSED, message=message, runtime=self.runtime, baseline=self.baseline)
-
-
-def conclude(context: Context, referenced: Referenced, measured: Measured) -> Concluded:
-    """End the candidate, verify its timed calls, and enforce the policies and bounds."""
+def conclude(context: Context, referenced: Referenced, measured: Measured) -> Outcome:
+    """End the candidate, verify its timed calls, and enforce policies and bounds. Return a pass without evidence."""
     candidate, times = measured.candidate, measured.times
     # The driver takes a while to free the candidate's memory. Meanwhile the reference verifies, and no other slot
     # waits for the device. The driver opens the device for one process at a time, so the next candidate starts now.
@@ -60,6 +34,9 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Co
     else:
         _verify(context, candidate, times)
     _report_buffers(context, referenced.reference.form)
+    downgrades = context.settings.policies.downgrades
+    if downgrades is not Policy.ALLOW and merge_errors(context.evidence.errors).get("precision_downgrade"):
+        _report(context, "precision_downgrade", "outputs", "lower precision than the reference's", downgrades)
     if candidate.activities is not None:
         facts = provenance.assess(candidate.activities, context.request.kernel, context.request.backend)
         context.evidence.provenance = facts
@@ -69,11 +46,13 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Co
         runtime, baseline = _compare_times(context, referenced, times)
         _enforce_bound(context, referenced, times, runtime)
     hidden = measured.checks - context.settings.checks
-    concluded = Concluded(
-        measured.checks, hidden, referenced.reference.unvaried, context.evidence.untimed, runtime, baseline
-    )
-    _enforce_error(concluded, context.settings.timing.max_error)
-    return concluded
+    context.evidence.unvaried = None if hidden else referenced.reference.unvaried
+    message = f"right on {measured.checks} input sets"
+    message += f", {hidden} of them hidden variants, random each time" if hidden else ""
+    message += f"; not timed: {context.evidence.untimed}" if context.evidence.untimed is not None else ""
+    outcome = Outcome(category=Category.PASSED, message=message, runtime=runtime, baseline=baseline)
+    _enforce_error(outcome, context.settings.timing.max_error)
+    return outcome
 
 
 def _stop(context: Context, candidate: Candidate) -> None:
@@ -115,14 +94,15 @@ def _report_buffers(context: Context, form: Form) -> None:
     if not form.unkept or policy is Policy.ALLOW:
         return
     names = ", ".join(sorted(form.buffers[number - form.effects] for number in form.unkept))
-    meaning = (
-        "the reference changes these registered buffers, and the kernel does not have them or leaves them unchanged"
-    )
-    finding = {"rule": "buffers_not_kept", "severity": "note", "line": None, "evidence": names, "by": "kqueue"}
-    finding["meaning"] = meaning
+    meaning = "the reference changes these registered buffers, and the kernel lacks them or leaves them unchanged"
+    _report(context, "buffers_not_kept", names, meaning, policy)
+
+
+def _report(context: Context, rule: str, subject: str, meaning: str, policy: Policy) -> None:
+    finding = {"rule": rule, "severity": "note", "line": None, "evidence": subject, "by": "kqueue", "meaning": meaning}
     context.evidence.findings = [*(context.evidence.findings or ()), finding]
     if policy is Policy.REJECT:
-        raise EvaluationEnded(Category.REJECTED_BY_POLICY, f"{names}: {meaning}", Phase.CHECK, findings=[finding])
+        raise EvaluationEnded(Category.REJECTED_BY_POLICY, f"{subject}: {meaning}", Phase.CHECK, findings=[finding])
 
 
 def _compare_times(context: Context, referenced: Referenced, times: Times) -> tuple[Measurement, Measurement]:
@@ -136,20 +116,25 @@ def _compare_times(context: Context, referenced: Referenced, times: Times) -> tu
     overhead = series.overhead_of(own, context.slot, first)
     runtime = series.summarise(own, overhead, settings, context.slot, times.beside, fine=first.is_fine)
     measured = measured or baseline.settle(own, times.beside, fine=runtime.is_fine)
+    if runtime.is_fine and times.beside is not None:
+        outside = series.summarise(own, overhead, settings, context.slot, times.beside, fine=False).median_ms
+        theirs = baseline.summarise(times.beside, fine=False).median_ms
+        context.evidence.judge_speedup = theirs / outside if outside > 0 else None
     context.device.after_timing()
     if own.variants:
         gross, usual = statistics.median(own.variants), statistics.median(own.calls)
         net = usual - overhead + own.empty_ns
         ratio = (net + gross - usual) / net if net > 0 else None
-        context.evidence.timed_variants = {"count": len(own.variants), "ratio": ratio}
+        slower = len(own.variants) > 2 and min(own.variants) > statistics.quantiles(own.calls, n=10)[-1]
+        context.evidence.timed_variants = {"count": len(own.variants), "ratio": ratio, "slower": slower}
     if settings.compiled_baseline:
         context.evidence.compiled_baseline = baseline.compiled_baseline(own)
     return runtime, measured
 
 
-def _enforce_error(concluded: Concluded, most: float) -> None:
+def _enforce_error(outcome: Outcome, most: float) -> None:
     """Reject a speedup that is less certain than the settings require."""
-    outcome, runtime = concluded.outcome, concluded.runtime
+    runtime = outcome.runtime
     if not most or runtime is None or outcome.speedup is None or outcome.speedup_interval is None:
         return
     error = outcome.speedup_interval[1] / outcome.speedup - 1

@@ -42,6 +42,7 @@ def _read_sources(context: Context) -> None:
     fenced = [context.fence] if context.fence is not None else []
     context.evidence.findings = fenced or None
     static.check(request.kernel)
+    context.evidence.program = static.program_of(request.kernel)
     if policy is not Policy.ALLOW:
         findings = context.evidence.findings = fenced + static.findings(request.kernel, request.backend)
         static.enforce(findings, policy)
