@@ -197,6 +197,7 @@ def program(request: Request, problem: str, result: Result, seeds: tuple[int, ..
         "SEED": settings.seed,
         "SETS": len(seeds) or _SETS,
         "TOLERANCE": None if given is None else (given.atol, given.rtol, given.by),
+        "CHECKED": result.evidence.checker is not None,
         "BACKWARD": settings.backward or passes.asked_by(problem),
         "STRICT": settings.comparison == "strict",
         "LIMIT_S": getattr(settings.deadlines, f"{result.phase}_s", 60.0),

@@ -35,12 +35,21 @@ from workers.judge.candidate.instance import (
 )
 from workers.judge.channel import scalar_page
 from workers.judge.channel.arena import Arena
-from workers.judge.channel.arguments import FORM, LEAF, STEADY, ArgumentsError, leaves, of_constructor, take_apart
+from workers.judge.channel.arguments import (
+    FORM,
+    LEAF,
+    STEADY,
+    ArgumentsError,
+    leaves,
+    of_constructor,
+    put_together,
+    take_apart,
+)
 from workers.judge.channel.bits import same_bits
 from workers.judge.channel.buffers import OpenedBuffer, is_apart
 from workers.judge.channel.layout import put_back, refusal, taken_apart
 from workers.judge.channel.orders import Ask, Draw, Gradients, Order, Release
-from workers.judge.channel.protocol import Answer, Reply
+from workers.judge.channel.protocol import Answer, Reply, Tag
 from workers.judge.channel.randomness import set_seed
 from workers.judge.channel.tensors import LASTING, MAX_TENSORS, Location, TensorSpec, View, widened
 from workers.judge.channel.wire import Command
@@ -60,6 +69,9 @@ _BUFFER_BYTES: Final = 16 << 20
 _MOST_GRADIENTS: Final = 16
 #: Part of torch's message if autograd is used outside of grad mode.
 _NEEDS_GRAD: Final = "does not require grad"
+_ANSWERS: Final = (
+    "For any values of the outputs it must return True, False, or a text that names the fault, empty for right outputs"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +113,7 @@ class ReferenceHarness(Harness):
         self._scalar_page: mmap.mmap
         self._get_inputs: Any
         self._get_init_inputs: Any
+        self._checker: Any
         self._sets: dict[int, _Set] = {}
         self._form: _Form | None = None
         self._variants: variants.Variants | None = None
@@ -128,6 +141,7 @@ class ReferenceHarness(Harness):
             Order.DIFFERENTIATE: self._differentiate,
             Order.ARENA: self._take_arena,
             Order.ANSWER: self._answer,
+            Order.CHECK: self._check,
             Order.REST: self._rest,
         }
 
@@ -138,6 +152,7 @@ class ReferenceHarness(Harness):
         super().take_module(module)
         self._get_inputs = getattr(module, "get_inputs", None)
         self._get_init_inputs = getattr(module, "get_init_inputs", None)
+        self._checker = getattr(module, "check", None)
         if not callable(self._get_inputs):
             raise ProblemError("the problem defines no function get_inputs()")
 
@@ -522,6 +537,30 @@ class ReferenceHarness(Harness):
             differentiates=self._differentiates,
             written_bytes=0 if ask.wide else self._written(leaves),
         )
+
+    def _check(self, command: Command) -> Reply:
+        """Ask the problem's check() about outputs. It gets copies, so that it can change them."""
+        slot, structure, specs = command.payload
+        opened = list(map(OpenedBuffer, specs, command.descriptors))
+        copies, held = [one.tensor.clone() for one in opened], self._sets[slot]
+        self.unbind(opened)
+        inputs = put_back([tensor.clone() for tensor in held.inputs], held.form.views)
+        positional, keywords = put_together(held.form.arguments[0] if self._upstream else held.form.arguments, inputs)
+        arranged = eval(structure, {"__builtins__": {}, "Tensor": LEAF})  # noqa: S307 -- this process described it
+        set_seed(command.seed)
+        try:
+            with torch.no_grad():
+                found = self._checker(*put_together([arranged, arranged], copies)[0], positional or keywords)
+                self.settle()
+        except Exception as error:
+            if failures.tag_of(error) is not Tag.OTHER:
+                raise
+            text = f"check() raised {type(error).__name__}: {failures.text_of(error)}"
+            raise ProblemError(f"{text}. {_ANSWERS}") from error
+        if type(found) not in (bool, str):
+            raise ProblemError(f"check() returned a value of the type {type(found).__name__}. {_ANSWERS}")
+        words = "" if found is True else found or "it returned False" * (found is False)
+        return Reply(Answer.MISMATCH if words else Answer.DONE, command.sequence, message=words)
 
     def _written(self, outputs: list[torch.Tensor]) -> int:
         """Return the total bytes of outputs that are neither inputs nor weights. Shared memory counts once."""

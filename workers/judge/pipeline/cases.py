@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -160,6 +160,8 @@ class Case:
         views: the arguments as views of ``inputs``. Empty if the arguments are the inputs themselves.
         selects: which of equal values integers can select that are indices (:func:`.choices.selection`).
         form: form of the problem's calls, which all cases of an evaluation share.
+        check: function that returns what the problem's check() says against outputs for a case, or an empty text. None
+            if the comparison decides.
         restore: function that returns the whole outputs and case, if this case has only pieces of the outputs.
     """
 
@@ -180,6 +182,7 @@ class Case:
     views: tuple[View, ...] = ()
     selects: str = ""
     form: Form = field(default_factory=Form)
+    check: Callable[[Case, Sequence[torch.Tensor]], str] | None = None
     restore: Callable[[list[torch.Tensor]], tuple[list[torch.Tensor], Case]] | None = None
 
     @property

@@ -38,6 +38,10 @@ from workers.judge.pipeline.rules import ENTRY
 _TOLERANCE: Final = "OUTPUT_TOLERANCE"
 _MOST_ATOL: Final = 1.0
 _MOST_RTOL: Final = 0.3
+#: Variable with which a problem that defines check() states the change of right outputs that it refuses, and the names
+#: of that function's parameters.
+_BOUND: Final = "CHECK_BOUND"
+_CHECKED: Final = ["reference_outputs", "outputs", "inputs"]
 #: A line that begins or ends a Markdown block of code.
 _FENCE: Final = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 #: Maximum number of findings of one rule, and in total.
@@ -149,6 +153,7 @@ def check_problem(source: str) -> None:
     for name in ("Model", "get_inputs"):
         if not re.search(rf"\b{name}\b", source) and not any(map(_imports_anything, ast.walk(tree))):
             raise invalid_problem(f"the problem's source never names {name}, which it must define")
+    check_bound(source)
     try:
         passes.asked_by(source)
         for shape in shapes.read(source):
@@ -193,6 +198,27 @@ def tolerance(source: str) -> Tolerance | None:
     form = f'{_TOLERANCE} = {{"atol": 1e-3, "rtol": 1e-2}}'
     most = f"at most {_MOST_ATOL:g} and {_MOST_RTOL:g}"
     raise invalid_problem(f"a problem gives its tolerance once, as {form}, {most}")
+
+
+def check_bound(source: str) -> float | None:
+    """Read from a problem's text the bound of its check(): the relative change of right outputs that it refuses.
+
+    Raises:
+        EvaluationEnded: ``invalid_problem`` if it is no such literal, or only one of bound and function is there.
+    """
+    values = [value for _, _, value in shapes.assigned(source, _BOUND)]
+    functions = [node for node in ast.parse(source.encode()).body if isinstance(node, ast.FunctionDef)]
+    defined = [node for node in functions if node.name == "check"]
+    if not values and [argument.arg for node in defined for argument in node.args.args] != _CHECKED:
+        return None
+    match values:
+        case [ast.Constant(value=float() | int() as bound)] if defined and 0 < bound <= 1:
+            return float(bound)
+        case _:
+            raise invalid_problem(
+                f"a problem with its own check defines check({', '.join(_CHECKED)}) and states once, at its top level,"
+                f" a relative change from 0 to 1 of right outputs that it refuses, such as {_BOUND} = 1e-2"
+            )
 
 
 def queues(*sources: str) -> int:
