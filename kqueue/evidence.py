@@ -887,6 +887,8 @@ class Evidence(Part):
     """Results of the profiles that the settings name. None where there are none."""
     tolerance: GivenTolerance | None = _ABSENT
     """Tolerance from the settings or the problem. None where the dtype's applies."""
+    tolerances: tuple[GivenTolerance | None, ...] | None = _ABSENT
+    """Tolerances of the outputs, if settings or problem give a list."""
     checker: Checker | None = _ABSENT
     """The problem's own check. None where the comparison decides."""
     tf32: bool | None = _ABSENT

@@ -36,6 +36,7 @@ STORED: dict[str, Any] = {
         "precision_downgrade": False, "strict_correct": True, "kernelbench_correct": None,
     },
     "tolerance": {"atol": 1e-3, "rtol": 0.0, "by": "settings"},
+    "tolerances": [None, {"atol": 1e-3, "rtol": 0.0, "by": "problem"}],
     "checker": {"bound": 0.01, "accepts": [SHUFFLED]},
     "reference_is_constant": False,
     "constant_outputs": [],

@@ -94,6 +94,17 @@ def test_normal_inputs_of_a_smooth_problem_have_every_variant() -> None:
         torch.testing.assert_close(case.exact[0].float(), case.outputs[0], rtol=1e-4, atol=1e-4)
 
 
+def test_a_list_of_tolerances_has_one_for_each_output() -> None:
+    """A list that does not fit what forward returns is the problem's fault, whoever gives it. Gradients are no part."""
+    listed = [{"atol": 1e-3, "rtol": 0}, None]
+    words = r"invalid_problem: the list of tolerances has 2 entries, and forward returns 1 tensors: give one for each"
+    source = SOURCE.format(forward="return x * 2", inputs=RANDN)
+    for text, settings in ((source, {"tolerances": listed}), (f"{source}\nOUTPUT_TOLERANCE = {listed}", {})):
+        with pytest.raises(EvaluationEnded, match=words):
+            first_of(reference(text, **settings))
+        first_of(reference(text.replace("x * 2", "x * 2, x.sum()"), **settings))
+
+
 def test_variants_are_for_the_strict_verdict_by_its_own_tolerance() -> None:
     """KernelBench has no variants, and a tolerance of the evaluation applies to the given inputs only."""
     for settings in ({"comparison": Comparison.KERNELBENCH}, {"tolerance": Tolerance(atol=1e-3, rtol=0)}):

@@ -113,7 +113,7 @@ class CaseCache:
     @property
     def varies(self) -> bool:
         """True if kernels must answer variants too. A request's own tolerance fits only the given inputs."""
-        return self._settings.comparison is Comparison.STRICT and self._settings.tolerance is None
+        return self._settings.comparison is Comparison.STRICT and self._settings.given_tolerance is None
 
     def first(self) -> Case:
         """Draw and return a given case, which determines the form of a call's inputs.

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from kqueue.contract import Precision, Tolerance
+from kqueue.contract import Precision, Tolerances
 from kqueue.profiles import RULES, Protocol
 from workers.judge.channel.layout import put_back
 from workers.judge.channel.orders import Gradients
@@ -169,7 +169,7 @@ class Case:
     drawn: int = 0
     on_device: bool = False
     kind: str = GIVEN
-    tolerance: Tolerance | None = None
+    tolerance: Tolerances | None = None
     position: int = 0
     slot: int | None = None
     inputs: list[torch.Tensor] = field(default_factory=list[torch.Tensor])

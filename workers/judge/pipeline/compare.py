@@ -31,7 +31,7 @@ from workers.judge.gpu import onepass
 from workers.judge.pipeline import choices, rounding
 from workers.judge.pipeline.cases import CLOSE, DTYPES, GIVEN, Case, comparable, differ, numbers
 from workers.judge.pipeline.evidence import Figures, wrong_map
-from workers.judge.pipeline.grades import GRADES, Grade, epsilon_for, grade_for, tolerance_for
+from workers.judge.pipeline.grades import GRADES, Grade, epsilon_for, given_for, grade_for, tolerance_for
 
 #: Ratio of the output's error to the reference's own that suggests a lower precision.
 _COARSE: Final = 32.0
@@ -274,7 +274,8 @@ class _Output:
     def of(cls, number: int, out: torch.Tensor, case: Case, settings: Settings) -> _Output:
         ref = case.outputs[number]
         floating = ref.dtype in GRADES
-        grade = grade_for(ref.dtype, settings, case.tolerance) if floating and settings.tolerance is None else None
+        asked, own = (given_for(given, number) for given in (settings.given_tolerance, case.tolerance))
+        grade = grade_for(ref.dtype, settings, own) if floating and asked is None else None
         loose = CLOSE[settings.precision]  # KernelBench's tolerance depends on the precision, not the output's dtype.
         return cls(
             number,
@@ -285,8 +286,8 @@ class _Output:
             case.again if floating else None,
             (*ref.shape, 2) if ref.is_complex() else tuple(numbers(ref).shape),
             math.prod(ref.shape[:-1]),
-            tolerance_for(ref.dtype, settings, case.tolerance),
-            settings.tolerance or Tolerance(atol=loose, rtol=loose),
+            tolerance_for(ref.dtype, settings, asked or own),
+            asked or Tolerance(atol=loose, rtol=loose),
             case.kind != GIVEN and case.exact is None,
             grade,
             epsilon_for(ref.dtype, settings),

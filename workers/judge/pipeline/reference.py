@@ -239,7 +239,7 @@ class Reference:
         """Reason why a kernel that passed answered no variant."""
         if self.settings.comparison is not Comparison.STRICT:
             return "the settings ask for KernelBench's comparison"
-        if self.settings.tolerance is not None:
+        if self.settings.given_tolerance is not None:
             return "the settings have their own tolerance"
         if self.cache.has_varied:
             return "the reference has no reliable answer to any"
@@ -390,11 +390,16 @@ class Reference:
         ):
             raise invalid_problem("the reference reported a changed input that is no input")
         self.proxy.check_size(specs, "Model.forward")
+        outputs, own = returned - len(self.form.gradient_names), static.tolerance(self.proxy.source)
+        for given in (self.settings.tolerances, own if isinstance(own, tuple) else None):
+            if given is not None and len(given) != outputs:
+                words = f"the list of tolerances has {len(given)} entries, and forward returns {outputs} tensors"
+                raise invalid_problem(f"{words}: give one for each, in their order, or one for all")
         nbytes = sum(map(bytes_of, specs[:returned]))
         if self.checker is not None and (returned > checker.MOST or nbytes > checker.MOST_BYTES):
+            most = f"{checker.MOST} tensors of {checker.MOST_BYTES} bytes in total"
             raise invalid_problem(
-                f"a problem with check() can return {checker.MOST} tensors of {checker.MOST_BYTES} bytes in total, and"
-                f" this one returns {returned} of {nbytes} bytes"
+                f"a problem with check() can return {most}, and this one {returned} of {nbytes} bytes"
             )
         self.form.structure, self.form.output_specs, self.form.paths = structure, specs, found
         self.form.output_strides = tuple(tuple(location.stride) for location in reply.locations)

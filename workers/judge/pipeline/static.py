@@ -20,15 +20,16 @@ from types import FrameType
 from typing import Any, Final
 
 import kernelguard
+from pydantic import TypeAdapter
 
 from kqueue import passes, shapes
 from kqueue.backends import PYTEST
 from kqueue.categories import Category
-from kqueue.contract import Phase, Policy, Request, Tolerance
+from kqueue.contract import Phase, Policy, Request, Tolerances
 from kqueue.errors import InvalidRequest
 from kqueue.integrations import extraction
 from workers.judge.ending import EvaluationEnded
-from workers.judge.pipeline import rules
+from workers.judge.pipeline import grades, rules
 from workers.judge.pipeline.blame import invalid_problem
 from workers.judge.pipeline.findings import RULES
 from workers.judge.pipeline.rules import ENTRY
@@ -179,8 +180,8 @@ def asks_backward(request: Request) -> bool:
     return False
 
 
-def tolerance(source: str) -> Tolerance | None:
-    """Read the tolerance that a problem sets for its outputs from its text. Return None if it sets none.
+def tolerance(source: str) -> Tolerances | None:
+    """Read the tolerance that a problem sets for its outputs, or for each, from its text. Return None if it sets none.
 
     Raises:
         EvaluationEnded: ``invalid_problem`` if it is no such literal, or so wide that anything would be right.
@@ -190,22 +191,19 @@ def tolerance(source: str) -> Tolerance | None:
         return None
     try:
         [value] = values
-        parsed = Tolerance.model_validate(ast.literal_eval(value) if value is not None else None)
-        if parsed.atol <= _MOST_ATOL and parsed.rtol <= _MOST_RTOL:
+        given = ast.literal_eval(value) if value is not None else None
+        parsed = TypeAdapter[Tolerances](Tolerances).validate_python(given)
+        if all(one is None or (one.atol <= _MOST_ATOL and one.rtol <= _MOST_RTOL) for one in grades.each(parsed)):
             return parsed
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         pass
     form = f'{_TOLERANCE} = {{"atol": 1e-3, "rtol": 1e-2}}'
-    most = f"at most {_MOST_ATOL:g} and {_MOST_RTOL:g}"
+    most = f"at most {_MOST_ATOL:g} and {_MOST_RTOL:g}, or as a list of one for each output, None for the usual one"
     raise invalid_problem(f"a problem gives its tolerance once, as {form}, {most}")
 
 
 def check_bound(source: str) -> float | None:
-    """Read from a problem's text the bound of its check(): the relative change of right outputs that it refuses.
-
-    Raises:
-        EvaluationEnded: ``invalid_problem`` if it is no such literal, or only one of bound and function is there.
-    """
+    """Read the bound of a problem's check() from its text. Raise ``invalid_problem`` if only one of them is there."""
     values = [value for _, _, value in shapes.assigned(source, _BOUND)]
     functions = [node for node in ast.parse(source.encode()).body if isinstance(node, ast.FunctionDef)]
     defined = [node for node in functions if node.name == "check"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kqueue.backends import PYTEST
 from kqueue.contract import Phase, Policy
 from workers.judge.gpu import environment
-from workers.judge.pipeline import pytest_run, static, tools
+from workers.judge.pipeline import grades, pytest_run, static, tools
 from workers.judge.pipeline.context import Context
 
 
@@ -35,10 +35,14 @@ def prepare(context: Context) -> Prepared:
 def _read_sources(context: Context) -> None:
     request, policy = context.request, context.settings.policies.findings
     static.check_problem(request.problem)
-    given, own = context.settings.tolerance, static.tolerance(request.problem)
+    given, own = context.settings.given_tolerance, static.tolerance(request.problem)
     if tolerance := given or own:
-        origin = {"by": "settings" if given else "problem"}
-        context.evidence.tolerance = tolerance.model_dump(exclude_defaults=True) | origin
+        by = {"by": "settings" if given else "problem"}
+        listed = [one and one.model_dump(exclude_defaults=True) | by for one in grades.each(tolerance)]
+        if isinstance(tolerance, tuple):
+            context.evidence.tolerances = listed
+        else:
+            context.evidence.tolerance = listed[0]
     fenced = [context.fence] if context.fence is not None else []
     context.evidence.findings = fenced or None
     static.check(request.kernel)
