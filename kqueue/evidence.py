@@ -891,6 +891,8 @@ class Evidence(Part):
     """Tolerances of the outputs, if settings or problem give a list."""
     checker: Checker | None = _ABSENT
     """The problem's own check. None where the comparison decides."""
+    calls: int | None = _ABSENT
+    """Number of forwards in each call, without a reset between them. None for a single one."""
     tf32: bool | None = _ABSENT
     """True if products and convolutions of fp32 values could use TF32. None on a CPU."""
     reference_is_constant: bool | None = _ABSENT

@@ -37,6 +37,7 @@ STORED: dict[str, Any] = {
     },
     "tolerance": {"atol": 1e-3, "rtol": 0.0, "by": "settings"},
     "tolerances": [None, {"atol": 1e-3, "rtol": 0.0, "by": "problem"}],
+    "calls": 2,
     "checker": {"bound": 0.01, "accepts": [SHUFFLED]},
     "reference_is_constant": False,
     "constant_outputs": [],

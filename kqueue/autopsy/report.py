@@ -199,6 +199,7 @@ def program(request: Request, problem: str, result: Result, seeds: tuple[int, ..
         "SETS": len(seeds) or _SETS,
         "TOLERANCE": listed if result.evidence.tolerances else listed[0],
         "CHECKED": result.evidence.checker is not None,
+        "CALLS": result.evidence.calls,
         "BACKWARD": settings.backward or passes.asked_by(problem),
         "STRICT": settings.comparison == "strict",
         "LIMIT_S": getattr(settings.deadlines, f"{result.phase}_s", 60.0),

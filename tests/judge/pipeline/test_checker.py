@@ -96,9 +96,12 @@ ANY = "(outputs - reference_outputs).abs().max()"
             "a, b = outputs + 1, reference_outputs + 1\nreturn not ((a * a - a * b).abs().max() > 0.1)",
             "check() accepts infinity or the largest integers as output 0",
         ),
-        ("return outputs.tolist() and inputs[2]", "check() raised IndexError: list index out of range. For any values"),
-        (f"return {ANY} < 0.1", "check() returned a value of the type Tensor. For any values of the outputs it must"),
-        ("pass", "check() returned a value of the type NoneType. For any values of the outputs it must"),
+        (
+            "return outputs.tolist() and inputs[2]",
+            "check() raised IndexError: list index out of range. For any outputs it must return",
+        ),
+        (f"return {ANY} < 0.1", "check() returned a value of the type Tensor. For any outputs it must return"),
+        ("pass", "check() returned a value of the type NoneType. For any outputs it must return"),
     ],
 )
 def test_a_check_that_is_none_is_the_problem_s_fault(body: str, words: str) -> None:

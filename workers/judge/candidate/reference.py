@@ -33,18 +33,10 @@ from workers.judge.candidate.instance import (
     modules_of,
     weights_of,
 )
+from workers.judge.channel import arguments as call_arguments
 from workers.judge.channel import scalar_page
 from workers.judge.channel.arena import Arena
-from workers.judge.channel.arguments import (
-    FORM,
-    LEAF,
-    STEADY,
-    ArgumentsError,
-    leaves,
-    of_constructor,
-    put_together,
-    take_apart,
-)
+from workers.judge.channel.arguments import FORM, LEAF, STEADY, ArgumentsError, leaves, of_constructor, take_apart
 from workers.judge.channel.bits import same_bits
 from workers.judge.channel.buffers import OpenedBuffer, is_apart
 from workers.judge.channel.layout import put_back, refusal, taken_apart
@@ -69,9 +61,7 @@ _BUFFER_BYTES: Final = 16 << 20
 _MOST_GRADIENTS: Final = 16
 #: Part of torch's message if autograd is used outside of grad mode.
 _NEEDS_GRAD: Final = "does not require grad"
-_ANSWERS: Final = (
-    "For any values of the outputs it must return True, False, or a text that names the fault, empty for right outputs"
-)
+_ANSWERS: Final = "For any outputs it must return True, False, or a text that names the fault, empty for none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,7 +452,7 @@ class ReferenceHarness(Harness):
             own.watch(self.own.resets, self.own.compared)
         own.reset()
         arguments = put_back(tensors, held.form.views, differentiates=self._differentiates)
-        call = gradients.prepared(own.model, self._gradients, held.form.arguments, arguments)
+        call = gradients.prepared(own.model, self._gradients, held.form.arguments, arguments, self._job.steps)
         mode = evaluating(own.model) if ask.evaluates else contextlib.nullcontext()
         grad_mode = torch.set_grad_enabled(self._differentiates)
         with default_dtype(torch.float64) if ask.wide else mode, grad_mode:
@@ -509,10 +499,11 @@ class ReferenceHarness(Harness):
                 locations.append(Location())
                 continue
             number = own.input_of(leaf)
-            location, there = self._held_at(leaf.detach().resolve_conj().resolve_neg())
+            index = LASTING if leaf.untyped_storage().data_ptr() in lasting else 0
+            leaf = leaf.detach().resolve_conj().resolve_neg()
+            location, there = self._held_at(leaf.clone() if index and own.resets else leaf)  # another call changes it
             if ask.leaves or not any(there.data_ptr() == tensor.data_ptr() for tensor in held.inputs):
                 held.answers.append(there)  # an input is held already
-            index = LASTING if leaf.untyped_storage().data_ptr() in lasting else 0
             locations.append(replace(location, index=index if number is None else number + 1))
         effects = self._effects or []
         if len(tensors) + len(effects) > MAX_TENSORS:
@@ -545,12 +536,14 @@ class ReferenceHarness(Harness):
         copies, held = [one.tensor.clone() for one in opened], self._sets[slot]
         self.unbind(opened)
         inputs = put_back([tensor.clone() for tensor in held.inputs], held.form.views)
-        positional, keywords = put_together(held.form.arguments[0] if self._upstream else held.form.arguments, inputs)
+        whole = held.form.arguments[0] if self._upstream else held.form.arguments
+        positional, keywords = call_arguments.put_together(whole, inputs)
         arranged = eval(structure, {"__builtins__": {}, "Tensor": LEAF})  # noqa: S307 -- this process described it
         set_seed(command.seed)
         try:
             with torch.no_grad():
-                found = self._checker(*put_together([arranged, arranged], copies)[0], positional or keywords)
+                pair, _ = call_arguments.put_together([arranged, arranged], copies)
+                found = self._checker(*pair, positional or keywords)
                 self.settle()
         except Exception as error:
             if failures.tag_of(error) is not Tag.OTHER:

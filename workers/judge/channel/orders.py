@@ -135,6 +135,7 @@ class Job:
         built: path of precompiled libraries. Empty for none.
         architectures: GPU architectures for which a builder compiles. Empty for none.
         backward: compute gradients in a run under a tool.
+        steps: number of forwards in each call, without a reset of buffers between them.
     """
 
     source: str
@@ -149,6 +150,7 @@ class Job:
     lines: bool = False
     architectures: str = ""
     backward: bool = False
+    steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)

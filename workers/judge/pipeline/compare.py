@@ -128,10 +128,8 @@ def same_outputs(outputs: list[torch.Tensor], case: Case, settings: Settings) ->
 def need_no_excuse(answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings) -> list[bool]:
     """Return whether each call is right without float64 outputs, which could excuse it, and a check of the problem."""
     alone = [(outputs, replace(case, again=None, moved=tuple)) for outputs, case in answers]
-    return [
-        case.check is None and not any(output.needs_excuse(settings) for output in judged)
-        for judged, (_, case) in zip(_measured(alone, settings), alone, strict=True)
-    ]
+    excused = [any(output.needs_excuse(settings) for output in judged) for judged in _measured(alone, settings)]
+    return [case.check is None and not needs for needs, (_, case) in zip(excused, answers, strict=True)]
 
 
 def _measured(answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings) -> list[list[_Output]]:
@@ -188,8 +186,7 @@ def _verdict(
     if fault is not None:
         where = "" if given else f" on {case.kind} inputs"
         [output] = [output for output in judged if output.number == fault.output]
-        plain = fault.category, fault.message, 0
-        category, message, count = plain if fault.subject else _unless_unwritten(output, fault)
+        category, message, count = _unless_unwritten(output, fault)
         causes: dict[str, Any] = {"unwritten": count} if count else {}
         if fault.first and not output.epsilon and case.form.is_returned(output.number):
             whole, of = (outputs, case) if case.restore is None else case.restore(outputs)
@@ -218,7 +215,7 @@ def _unless_unwritten(output: _Output, fault: _Fault) -> tuple[Category, str, in
     are ``wrong_values``, and only values that a kernel computed are ``not_finite``.
     """
     count, strays, first = output.unwritten()
-    if not count:
+    if not count or fault.subject:
         return fault.category, fault.message, 0
     told = f"{count} of {output.ref.numel()} values were never written, the first at {unravel(first, output.shape)}"
     if fault.category is Category.NOT_FINITE and strays == fault.wrong:

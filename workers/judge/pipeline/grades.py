@@ -86,9 +86,7 @@ def each(given: Tolerances | None) -> tuple[Tolerance | None, ...]:
 
 def given_for(given: Tolerances | None, number: int) -> Tolerance | None:
     """Return the tolerance that is given for one output. A list has none for gradients and for what a call changes."""
-    if not isinstance(given, tuple):
-        return given
-    return given[number] if number < len(given) else None
+    return given if not isinstance(given, tuple) else given[number] if number < len(given) else None
 
 
 def tolerance_for(dtype: torch.dtype, settings: Settings, given: Tolerance | None = None) -> Tolerance:

@@ -451,7 +451,6 @@ class Reference:
             self._note(case)
             return True
         if case.check is not None:
-            # A right kernel rounds more than once.
             others = self._again(case, _CHECKED) if look.is_tame and not case.check(case, case.outputs) else None
             return others is not None and not case.check(case, others)
         if case.kind in KINDS:

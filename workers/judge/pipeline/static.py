@@ -202,6 +202,20 @@ def tolerance(source: str) -> Tolerances | None:
     raise invalid_problem(f"a problem gives its tolerance once, as {form}, {most}")
 
 
+def calls(source: str) -> int | None:
+    """Read the number of forwards in each call from a problem's text. Raise ``invalid_problem`` if it is malformed."""
+    match [value for _, _, value in shapes.assigned(source, shapes.CALLS)]:
+        case []:
+            return None
+        case [ast.Constant(value=int() as number)] if 2 <= number <= 9:
+            return number
+        case _:
+            form = (
+                f"{shapes.CALLS} = 2 is stated once, at the top level, for 2 to 9 forwards without a reset between them"
+            )
+            raise invalid_problem(f"{form}. A variable {shapes.CALLS} for another purpose needs another name")
+
+
 def check_bound(source: str) -> float | None:
     """Read the bound of a problem's check() from its text. Raise ``invalid_problem`` if only one of them is there."""
     values = [value for _, _, value in shapes.assigned(source, _BOUND)]
