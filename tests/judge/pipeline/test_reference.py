@@ -14,6 +14,7 @@ import torch
 
 from kqueue.contract import Comparison, Precision, Settings, Tolerance
 from tests.judge.loopback import PATIENT, first_of, reference
+from tests.judge.sources import problem
 from workers.judge.channel.bits import checksum
 from workers.judge.channel.layout import put_back
 from workers.judge.ending import EvaluationEnded
@@ -133,6 +134,19 @@ def test_variants_keep_what_get_inputs_makes_of_its_draws(inputs: str, holds: Ca
     assert varied
     assert all(holds(inputs_of(made, case)[0]) for case in cases)
     assert not any(torch.equal(x, cases[0].inputs[0]) for x in varied)
+
+
+def test_a_number_that_follows_from_drawn_values_is_a_tensor() -> None:
+    """It is computed again for each variant. As a plain number it is refused with this remedy."""
+    inputs = "lengths = torch.randint(1, 99, (16,)); return [torch.randn(16, 8), lengths, {}]"
+    made = reference(problem("x, lengths, n: x * lengths[:, None] / n", inputs.format("lengths.max()")))
+    varied = [inputs_of(made, case) for case in cases_of(made) if case.kind != GIVEN]
+    assert len(varied) > 2
+    assert all(n == lengths.max() for _, lengths, n in varied)
+    with pytest.raises(
+        EvaluationEnded, match=r"return numbers that follow from drawn values as tensors, .* = \d+, and"
+    ):
+        cases_of(reference(problem("x, lengths, n: x[:n]", inputs.format("int(lengths.sum())"))))
 
 
 def test_masks_and_tables_are_not_varied() -> None:
