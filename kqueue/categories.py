@@ -153,7 +153,7 @@ _MEANINGS: Final[dict[tuple[Blame, bool | None, bool | None], dict[Category, str
         Category.WRONG_DTYPE: "An output's dtype differs from the reference's.",
         Category.WRONG_DEVICE: "An output is on another device than the reference's.",
         Category.NOT_FINITE: "An output holds NaN or infinity where the reference is finite.",
-        Category.WRONG_VALUES: "An output's values differ from the reference's beyond the tolerance.",
+        Category.WRONG_VALUES: "An output's values are beyond the tolerance, or the problem's own check refuses them.",
         Category.INPUT_MUTATED: "The candidate changed an input that the reference does not change.",
         Category.NONDETERMINISTIC: "The same input gave a correct answer once and a wrong one once.",
         Category.REWARD_HACK: "The candidate was caught cheating. The facts name the kind of cheating.",

@@ -280,6 +280,10 @@ class Tolerance(_Model):
     step upstream changes some elements by much."""
 
 
+#: One tolerance for all outputs, or one for each that ``forward`` returns, where None stands for the usual one.
+Tolerances = Tolerance | Annotated[tuple[Tolerance | None, ...], Field(min_length=1)]
+
+
 class Settings(_Model):
     """The settings of an evaluation."""
 
@@ -300,6 +304,10 @@ class Settings(_Model):
     """Tolerance of the comparison. None takes the problem's. If the problem gives none, it depends on the output's
     dtype: 1e-4 for fp32 and wider, 1e-2 for fp16 and bf16, 0.15 for fp8 e4m3 and 0.3 for e5m2, one step for the
     formats e8m0 and e2m1, equality for the rest."""
+    tolerances: Annotated[
+        tuple[Tolerance | None, ...] | None, Field(min_length=1, max_length=128, exclude_if=lambda value: value is None)
+    ] = None
+    """Tolerance of each tensor that ``forward`` returns, in the place of one for all. None stands for the usual one."""
     comparison: Comparison = Comparison.STRICT
     """Comparison that decides if values are correct."""
     backward: bool = False
@@ -323,10 +331,17 @@ class Settings(_Model):
         return tuple(dict.fromkeys(value))
 
     @model_validator(mode="after")
-    def _debugs_or_times(self) -> Self:
+    def _fit_together(self) -> Self:
+        if self.tolerance is not None and self.tolerances is not None:
+            raise ValueError("settings have one tolerance for all outputs or a list of tolerances, not both")
         if self.timing.enabled and self.debug != Debug():
             raise ValueError("a kernel is not timed under debug switches: set timing.enabled to false (--no-timing)")
         return self
+
+    @property
+    def given_tolerance(self) -> Tolerances | None:
+        """Tolerance of all outputs or of each, or None to take the problem's."""
+        return self.tolerances or self.tolerance
 
     @property
     def total_s(self) -> float:

@@ -303,6 +303,15 @@ class GivenTolerance(Part):
     """Origin of the tolerance: the evaluation's settings, or the problem."""
 
 
+class Checker(Part):
+    """The ``check()`` that comes with a problem and decided whether outputs were right."""
+
+    bound: float
+    """Relative change of right outputs that it refused, which the problem states (``CHECK_BOUND``)."""
+    accepts: tuple[str, ...] = ()
+    """Outputs in another order that it accepts, in words."""
+
+
 class WrongLocation(Part):
     """One wrong value of an output."""
 
@@ -888,6 +897,12 @@ class Evidence(Part):
     """Results of the profiles that the settings name. None where there are none."""
     tolerance: GivenTolerance | None = _ABSENT
     """Tolerance from the settings or the problem. None where the dtype's applies."""
+    tolerances: tuple[GivenTolerance | None, ...] | None = _ABSENT
+    """Tolerances of the outputs, if settings or problem give a list."""
+    checker: Checker | None = _ABSENT
+    """The problem's own check. None where the comparison decides."""
+    calls: int | None = _ABSENT
+    """Number of forwards in each call, without a reset between them. None for a single one."""
     tf32: bool | None = _ABSENT
     """True if products and convolutions of fp32 values could use TF32. None on a CPU."""
     reference_is_constant: bool | None = _ABSENT
@@ -983,8 +998,11 @@ class Evidence(Part):
     def doubts(self) -> str:
         """Labels that weaken a pass, for the end of its message. Empty without such a label."""
         comparison, outputs = self.comparison, ", ".join(map(str, self.constant_outputs or ()))
+        own = self.checker
         found = {
             f"none of the input sets is a hidden variant: {self.unvaried}": self.unvaried,
+            f"the problem's own check() decided, which refuses changes of {own.bound:g}" if own else "": bool(own),
+            f"it accepts {' and '.join(own.accepts)}" if own else "": own and own.accepts,
             f"output {outputs} of the reference is the same for all inputs, so a constant is right": bool(outputs),
             "its values have a lower precision than the reference's": comparison and comparison.precision_downgrade,
             "the strict comparison refuses it": comparison and not comparison.strict_correct,

@@ -243,8 +243,9 @@ def _parts(value: object) -> Iterator[object]:
         yield ...
 
 
-#: A constant that is not a size.
-_TOLERANCE: Final = "OUTPUT_TOLERANCE"
+#: Constants that are not sizes.
+CALLS: Final = "CALLS"
+_OTHERS: Final = ("OUTPUT_TOLERANCE", CALLS)
 #: Maximum count of numbers in a source. A problem with more contains its data.
 _MOST_SIZES: Final = 64
 
@@ -283,7 +284,7 @@ def sizes_of(source: str) -> tuple[Number, ...]:
         if isinstance(statement, (ast.Assign, ast.AnnAssign)):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             name = ", ".join(ast.unparse(target) for target in targets)
-            inside: ast.AST | None = None if name == _TOLERANCE else statement.value
+            inside: ast.AST | None = None if name in _OTHERS else statement.value
         elif isinstance(statement, ast.FunctionDef) and statement.name in makers:
             name, inside = f"{statement.name}()", statement
         else:

@@ -79,6 +79,9 @@ def apply(request: Request, limits: Mapping[str, float]) -> Request:
     for path, most in limits.items():
         if path == RUNNING:  # the claims check it
             continue
+        for one in request.settings.tolerances or ():
+            if path.startswith("tolerance.") and getattr(one, path.rpartition(".")[2], 0) > most:
+                raise InvalidRequest(f"settings.tolerances: a value exceeds your upper limit {path} of {most:.12g}")
         if path != SOURCE:
             request = _lowered(request, ["settings", *path.split(".")], path, most, is_set=True)
             continue

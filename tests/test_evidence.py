@@ -23,6 +23,7 @@ TIME = Measurement(
     **dict.fromkeys(("median_ms", "q1_ms", "q3_ms", "mean_ms", "min_ms", "max_ms", "null_ms", "std_ms"), 1.0),
     cold_l2=False,
 )
+SHUFFLED = "the reference's values in another order as output 0"
 #: Rows of judges before these models, in the database's JSON form.
 STORED: dict[str, Any] = {
     "findings": [{"rule": "seed", "severity": "note", "line": None, "evidence": "", "by": "kqueue", "meaning": "m"}],
@@ -36,6 +37,9 @@ STORED: dict[str, Any] = {
         "precision_downgrade": False, "strict_correct": True, "kernelbench_correct": None,
     },
     "tolerance": {"atol": 1e-3, "rtol": 0.0, "by": "settings"},
+    "tolerances": [None, {"atol": 1e-3, "rtol": 0.0, "by": "problem"}],
+    "calls": 2,
+    "checker": {"bound": 0.01, "accepts": [SHUFFLED]},
     "reference_is_constant": False,
     "constant_outputs": [],
     "verified_calls": 16, "unvaried": "it draws nothing", "untimed": "no GPU",
@@ -150,6 +154,10 @@ def test_a_part_may_have_two_forms_or_be_empty() -> None:
     ("fields", "words"),
     [
         (
+            {"checker": {}},
+            f"the problem's own check() decided, which refuses changes of 0.01, and it accepts {SHUFFLED}",
+        ),
+        (
             {"constant_outputs": [0, 2]},
             "output 0, 2 of the reference is the same for all inputs, so a constant is right",
         ),
@@ -164,10 +172,10 @@ def test_a_part_may_have_two_forms_or_be_empty() -> None:
 def test_a_label_that_makes_a_pass_mean_little_has_words(fields: dict[str, Any], words: str) -> None:
     """Each label is in the end of the message, and without one the message has no such end."""
     name, value = next(iter(fields.items()))
-    varied = STORED | {"unvaried": None}
     labelled = STORED[name] | value if isinstance(value, dict) else value
-    assert Evidence.model_validate(varied | {name: labelled}).doubts == f"; but {words}"
-    assert Evidence.model_validate(varied).doubts == Evidence().doubts == ""
+    plain = STORED | {"unvaried": None, "checker": None}
+    assert Evidence.model_validate(plain | {name: labelled}).doubts == f"; but {words}"
+    assert Evidence.model_validate(plain).doubts == Evidence().doubts == ""
 
 
 @pytest.mark.parametrize("category", Category)

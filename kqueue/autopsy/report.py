@@ -180,6 +180,7 @@ def program(request: Request, problem: str, result: Result, seeds: tuple[int, ..
     # Only on a GPU does the evidence contain a memory plan.
     on_gpu = result.evidence.gpu_memory is not None
     given = result.evidence.tolerance
+    listed = [one and (one.atol, one.rtol, one.by) for one in result.evidence.tolerances or (given,)]
     summary = [f"The judge's verdict: {result.category}: {result.message}", *words.splitlines()]
     if not seeds:
         summary.append(
@@ -194,7 +195,9 @@ def program(request: Request, problem: str, result: Result, seeds: tuple[int, ..
         "TF32": settings.tf32,
         "SEED": settings.seed,
         "SETS": len(seeds) or _SETS,
-        "TOLERANCE": None if given is None else (given.atol, given.rtol, given.by),
+        "TOLERANCE": listed if result.evidence.tolerances else listed[0],
+        "CHECKED": result.evidence.checker is not None,
+        "CALLS": result.evidence.calls,
         "BACKWARD": settings.backward or passes.asked_by(problem),
         "STRICT": settings.comparison == "strict",
         "LIMIT_S": getattr(settings.deadlines, f"{result.phase}_s", 60.0),

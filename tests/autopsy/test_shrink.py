@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from kqueue import judging
-from kqueue.autopsy import run
+from kqueue.autopsy import report, run
 from kqueue.autopsy.report import Report
 from kqueue.autopsy.shrink import Autopsy, refused
 from kqueue.categories import Category
@@ -156,3 +156,14 @@ def test_a_failure_that_does_not_come_again_is_told() -> None:
     known = Outcome(category=Category.CRASHED, message="died", phase=Phase.CHECK, facts=facts)
     report = run.by_judge(Autopsy(request, known), judge_here, LONG_S, lambda _: None)  # type: ignore[arg-type]
     assert (report.ended, report.found) == ("not_again", False)
+
+
+def test_a_check_that_comes_with_the_problem_decides_in_repro(tmp_path: Path) -> None:
+    """repro.py asks the problem's check where that decided, and takes other right outputs as right."""
+    check = "def check(reference_outputs, outputs, inputs):\n    return bool(outputs.abs().sum() > 0) or 'zeros'\n"
+    request = request_of(problem=TAIL + check, kernel=TAIL_KERNEL, settings={"seed": 1})
+    outcome = ended(Category.WRONG_VALUES, evidence=Evidence.model_validate({"checker": {"bound": 0.1}}))
+    program = report.program(request, request.problem, outcome, (0,), "")
+    assert execute(program, tmp_path)[0] == 0
+    zeros = program.replace("out = x * 2\n", "out = x * 0\n")
+    fails(zeros, tmp_path, "the problem's check() refuses the outputs: zeros")

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
-from kqueue import InvalidRequest, RemoteClient
+from kqueue import InvalidRequest, RemoteClient, upper_limits
 from kqueue.config import Config
-from kqueue.contract import Settings
+from kqueue.contract import Settings, parse_request
 from kqueue.errors import ConfigError
 from kqueue.http.app import create_app
 from kqueue.store import tokens
@@ -158,6 +158,9 @@ def test_every_number_can_have_a_limit(config: Config, engine: Engine) -> None:
         status, _, error = command(config, *create, "--limit", wrong)
         assert (status, error.startswith(f"--limit {wrong.partition('=')[0]}: ")) == (2, True), error
     assert tokens.listing(engine) == []
+    listed = {"tolerances": [None, {"atol": 1e-2, "rtol": 0}]}
+    with pytest.raises(InvalidRequest, match=r"settings.tolerances: a value exceeds your upper limit tolerance.atol"):
+        upper_limits.apply(parse_request(request_fields(settings=listed)), {"tolerance.atol": 1e-3})
     most = {path: 1 if "ratio" in path or path == "timing.precision" else 1 << 30 for path in paths}
     most |= dict.fromkeys((path for path in paths if path.startswith("deadlines.")), 3600)
     most |= {"checks": 100, "max_attempts": 10, "timing.calls": 10000, "timing.warmup": 1000, "limits.processes": 65536}

@@ -123,7 +123,7 @@ def problems() -> list[Hostile]:
         *_rows("resources", _PASSED, "daemon"),
         *_rows("resources", {_PASSED, _ERROR}, "fork_bomb"),
         *_rows("resources", _ERROR, *full.split(), "disk_without_a_name", "descriptors"),
-        *_rows("overruns", _LATE, *late.split(), "unprintable", reference_s=3),
+        *_rows("overruns", _LATE, *late.split(), "unprintable", "check_spins", reference_s=3),
         *_rows("overruns", _LATE, "forward_when_timed", timed=True, reference_s=8),
         *_rows("deaths", _ERROR, *ends.split(), "claims_gpu_memory", "unfit_words", "speaks_for_the_seal"),
         *_rows("deaths", _PASSED, "looks_killed", "raises_when_collected"),

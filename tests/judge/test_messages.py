@@ -23,13 +23,15 @@ UNREADABLE = {
     "__module__ = 'm\\ud800'": "m?.E: x",
     "def __str__(self): return '\\ud800'": "kernel.E: ?",
 }
+NEXT_TO = "Only the source and installed files are here: write the content of files next to it into the source"
 #: Exceptions of Python and of the judge, and their message.
 SHORT = {
     right("raise MemoryError"): "MemoryError: memory was refused (Linux refuses what the host does not have)",
     "import not_here; ModelNew = 1": (
         "ModuleNotFoundError: No module named 'not_here': this worker lacks it. Do without it, or install it for the"
-        " workers"
+        f" workers. {NEXT_TO}"
     ),
+    "ModelNew = open('data.csv')": f"FileNotFoundError: [Errno 2] No such file or directory: 'data.csv'. {NEXT_TO}",
     right("raise ValueError('x')"): "ValueError: x",
     right("raise ValueError('\\x1b[1m\\x1b[31mx\\x1b[0m')"): "ValueError: x",
     right("raise StopIteration"): "StopIteration",
@@ -52,7 +54,7 @@ def test_an_exception_without_a_text_is_reported_as_itself(rig: Rig, body: str) 
 
 
 @pytest.mark.parametrize(
-    ("source", "message"), SHORT.items(), ids=["memory", "module", "text", "colours", "none", "entry", "other"]
+    ("source", "message"), SHORT.items(), ids=["memory", "module", "file", "text", "colours", "none", "entry", "other"]
 )
 def test_a_message_names_no_internal_module(rig: Rig, source: str, message: str) -> None:
     assert judge(rig, source).message == message

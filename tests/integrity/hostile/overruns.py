@@ -9,6 +9,13 @@ def get_inputs():
     caller("page")[48] = 1
     time.sleep(1000)
 
+# %% check_spins
+"""Computes for ever in the check of the outputs: ``reference_timeout``. The kernel has passed nothing then."""
+CHECK_BOUND = 1e-2
+def check(reference_outputs, outputs, inputs):
+    while True:
+        pass
+
 # %% constructor_stops
 """Stops itself with SIGSTOP in the constructor: ``reference_timeout``."""
 class Model(torch.nn.Module):

@@ -107,6 +107,20 @@ def test_a_guide_s_share_of_fp8_values_is_enough() -> None:
         assert (ended.profiles["flashinfer-bench-dtypes"] == "") is passes
 
 
+@pytest.mark.parametrize("by", ["settings", "problem"])
+def test_each_output_can_have_its_own_tolerance(by: str) -> None:
+    """Each entry of a list is for one output, None for the usual tolerance, and effects have the usual one too."""
+    ref, listed = torch.randn(100), (None, Tolerance(atol=0.0, rtol=0.1))
+    case, settings = Case(0, outputs=[ref, ref, ref]), Settings()
+    if by == "settings":
+        settings = Settings(tolerances=listed)
+    else:
+        case.tolerance = listed
+    for wrong, factor in ((None, (1, 1.09, 1)), (1, (1, 1.2, 1)), (0, (1.09, 1, 1)), (2, (1, 1, 1.09))):
+        [ended] = check_each([([ref * each for each in factor], case)], settings)
+        assert (ended.outcome.facts.output if isinstance(ended, EvaluationEnded) else None) == wrong
+
+
 def test_a_problem_s_tolerance_does_not_make_everything_right() -> None:
     wide = Tolerance(atol=1.0, rtol=0.1)
     ref = torch.linspace(-0.5, 0.5, 100)

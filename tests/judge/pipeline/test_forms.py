@@ -111,6 +111,42 @@ def test_a_problem_s_own_tolerance_is_heeded_and_told(rig: Rig) -> None:
     assert (outcome.evidence.tolerance.rtol, outcome.evidence.tolerance.by) == (0.1, "problem")
 
 
+#: A model whose second step differs from the first.
+STEPS = """
+import torch
+CALLS = 2
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("m", torch.zeros(8, 8))
+        self.register_buffer("t", torch.zeros((), dtype=torch.int64))
+    def forward(self, g):
+        self.t += 1
+        self.m.mul_(0.9).add_(g, alpha=0.1)
+        return {"m": self.m, "step": [self.m / (1 - 0.9 ** self.t)]}
+def get_inputs():
+    return [torch.randn(8, 8)]
+"""
+
+
+def test_calls_can_follow_each_other_without_a_reset(rig: Rig) -> None:
+    """Each is compared, also where the model returns its state. A kernel that is wrong from the second is refused."""
+    forward = STEPS.partition("def get_inputs")[0].replace("Model", "ModelNew")
+    right, wrong = (
+        rig.judge(Request(problem=problem, kernel=source, backend="torch", settings=Settings(timing=Timing(calls=5))))
+        for problem, source in ((STEPS, forward), (STEPS, forward.replace("0.9 ** self.t", "0.9")))
+    )
+    assert right.passed, right
+    assert right.evidence.calls == 2
+    assert wrong.message.startswith("output 3 at ['call 2']['step'][0]: "), wrong
+    for text, words in (
+        (STEPS + "BACKWARD = True", "CALLS and gradients cannot be combined"),
+        (STEPS.replace("CALLS = 2", "CALLS = 10"), "CALLS = 2 is stated once, at the top level, for 2 to 9 forwards"),
+    ):
+        ended = rig.judge(Request(problem=text, kernel=forward, backend="torch"))
+        assert (ended.category, ended.message[: len(words)]) == (Category.INVALID_PROBLEM, words)
+
+
 def test_patches_of_torch_s_builder_are_the_same_in_all_calls(rig: Rig) -> None:
     names = "_jit_compile", "_run_ninja_build", "_check_and_build_extension_h_precompiler_headers"
     forward = (

@@ -14,6 +14,7 @@ import torch
 
 from kqueue.contract import Comparison, Precision, Settings, Tolerance
 from tests.judge.loopback import PATIENT, first_of, reference
+from tests.judge.sources import problem
 from workers.judge.channel.bits import checksum
 from workers.judge.channel.layout import put_back
 from workers.judge.ending import EvaluationEnded
@@ -94,6 +95,17 @@ def test_normal_inputs_of_a_smooth_problem_have_every_variant() -> None:
         torch.testing.assert_close(case.exact[0].float(), case.outputs[0], rtol=1e-4, atol=1e-4)
 
 
+def test_a_list_of_tolerances_has_one_for_each_output() -> None:
+    """A list that does not fit what forward returns is the problem's fault, whoever gives it. Gradients are no part."""
+    listed = [{"atol": 1e-3, "rtol": 0}, None]
+    words = r"invalid_problem: the list of tolerances has 2 entries, and forward returns 1 tensors: give one for each"
+    source = SOURCE.format(forward="return x * 2", inputs=RANDN)
+    for text, settings in ((source, {"tolerances": listed}), (f"{source}\nOUTPUT_TOLERANCE = {listed}", {})):
+        with pytest.raises(EvaluationEnded, match=words):
+            first_of(reference(text, **settings))
+        first_of(reference(text.replace("x * 2", "x * 2, x.sum()"), **settings))
+
+
 def test_variants_are_for_the_strict_verdict_by_its_own_tolerance() -> None:
     """KernelBench has no variants, and a tolerance of the evaluation applies to the given inputs only."""
     for settings in ({"comparison": Comparison.KERNELBENCH}, {"tolerance": Tolerance(atol=1e-3, rtol=0)}):
@@ -122,6 +134,19 @@ def test_variants_keep_what_get_inputs_makes_of_its_draws(inputs: str, holds: Ca
     assert varied
     assert all(holds(inputs_of(made, case)[0]) for case in cases)
     assert not any(torch.equal(x, cases[0].inputs[0]) for x in varied)
+
+
+def test_a_number_that_follows_from_drawn_values_is_a_tensor() -> None:
+    """It is computed again for each variant. As a plain number it is refused with this remedy."""
+    inputs = "lengths = torch.randint(1, 99, (16,)); return [torch.randn(16, 8), lengths, {}]"
+    made = reference(problem("x, lengths, n: x * lengths[:, None] / n", inputs.format("lengths.max()")))
+    varied = [inputs_of(made, case) for case in cases_of(made) if case.kind != GIVEN]
+    assert len(varied) > 2
+    assert all(n == lengths.max() for _, lengths, n in varied)
+    with pytest.raises(
+        EvaluationEnded, match=r"return numbers that follow from drawn values as tensors, .* = \d+, and"
+    ):
+        cases_of(reference(problem("x, lengths, n: x[:n]", inputs.format("int(lengths.sum())"))))
 
 
 def test_masks_and_tables_are_not_varied() -> None:

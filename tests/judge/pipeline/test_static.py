@@ -17,7 +17,7 @@ from kqueue.contract import Phase, Policy, Request
 from tests.integrity.compose import compose
 from tests.integrity.corpus import KERNELS
 from workers.judge.ending import EvaluationEnded
-from workers.judge.pipeline import static
+from workers.judge.pipeline import grades, static
 from workers.judge.pipeline.findings import RULES
 
 GOOD = Path(__file__).parents[3] / "examples" / "kernels" / "good"
@@ -324,16 +324,21 @@ def test_a_problem_may_give_its_tolerance() -> None:
     for lines, read in (
         ("OUTPUT_TOLERANCE = {'atol': 1e-3, 'rtol': 0}", (1e-3, 0)),
         ("OUTPUT_TOLERANCE: dict = {'atol': 1, 'rtol': 0.3}", (1, 0.3)),
+        ("OUTPUT_TOLERANCE = ({'atol': 0, 'rtol': 0.3}, None)", [(0, 0.3), None]),
         ("tolerance = 1  # not OUTPUT_TOLERANCE", None),
         ("def f():\n    OUTPUT_TOLERANCE = 1", None),
     ):
         found = static.tolerance(lines)
-        assert (found and (found.atol, found.rtol)) == read
+        listed = [one and (one.atol, one.rtol) for one in grades.each(found)]
+        assert (listed if isinstance(found, tuple) else listed[0]) == read
     for wrong in (
         " = {'atol': 2, 'rtol': 0}",
         " = {'atol': 0, 'rtol': 0.5}",
         " = {'atol': -1, 'rtol': 0}",
         " = {'atol': 1e-3}",
+        " = []",
+        " = None",
+        " = [{'atol': 1e-3, 'rtol': 0}, {'atol': 2, 'rtol': 0}]",
         " = 1e-3",
         " = dict(atol=0, rtol=0)",
         ": dict",

@@ -31,6 +31,7 @@ _TAGS: Final = {
 }
 #: A terminal's sequence for colours, with which Numba marks its messages.
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+_NEXT_TO: Final = "Only the source and installed files are here: write the content of files next to it into the source"
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
 #: Compile options that, together with the constants, decide how many resources a launch needs.
 _OPTIONS: Final = ("num_warps", "num_stages", "num_ctas")
@@ -58,13 +59,19 @@ def reply_to(command: Command, error: BaseException, kernel: str, *, on_gpu: boo
     # Triton's error at a call of a function has the error in that function as its cause.
     while tag is Tag.COMPILE and cause is not None and tag_of(cause) is tag:
         text, cause = f"{text}\n{text_of(cause)}", cause.__cause__
+    message = complaint(text, kernel) if tag is Tag.COMPILE or LOCATED.search(text) else text
+    head, end, rest = message.partition("\n")
+    if isinstance(shown, ModuleNotFoundError):
+        message = f"{message}: this worker lacks it. Do without it, or install it for the workers. {_NEXT_TO}"
+    elif "No such file or directory" in head and (tag is Tag.COMPILE or isinstance(shown, FileNotFoundError)):
+        message = f"{head}. {_NEXT_TO}{end}{rest}"
     return Reply(
         Answer.RAISED,
         command.sequence,
         tag=tag,
         code=code,
         exception=qualified(type(shown)),
-        message=complaint(text, kernel) if tag is Tag.COMPILE or LOCATED.search(text) else text,
+        message=message,
         shortage=(shortage_of(error) if tag is Tag.RESOURCES else None) or Shortage(),
     )
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from workers.judge.channel.arguments import put_together
 from workers.judge.channel.orders import Gradients
@@ -54,14 +55,23 @@ def weights_by_name(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def prepared(
-    model: torch.nn.Module, wanted: Gradients | None, arrangement: Any, tensors: Sequence[torch.Tensor]
+    model: torch.nn.Module, wanted: Gradients | None, arrangement: Any, tensors: Sequence[torch.Tensor], steps: int = 1
 ) -> Callable[[], Any]:
-    """Return a function that makes one call with new lists and dicts, and with its gradients if some are wanted."""
+    """Return a function that makes one call with new lists and dicts, and with its gradients if some are wanted.
+
+    It returns the outputs of several steps by name, as copies that later steps cannot change.
+    """
     upstream: Sequence[torch.Tensor] = ()
     if wanted is not None and wanted.outputs:
         arrangement, count = arrangement[0], len(tensors) - len(wanted.outputs)
         tensors, upstream = tensors[:count], tensors[count:]
     positional, keywords = put_together(arrangement, tensors)
+    if steps > 1:
+        copied = partial(tree_map_only, torch.Tensor, torch.Tensor.clone)
+        return lambda: {
+            f"call {number}": (copied if number < steps else list)([model(*positional, **keywords)])[0]
+            for number in range(1, steps + 1)
+        }
     if wanted is None:
         return lambda: model(*positional, **keywords)
     sources = [*(tensor for tensor in tensors if tensor.requires_grad), *_weights(model, wanted)]

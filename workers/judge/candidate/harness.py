@@ -270,6 +270,7 @@ class Harness:
             torch.manual_seed(self._job.seed)
             model = self._model_to_device(model)
             self.own.model = torch.compile(model) if self._job.compiled else model
+            self.own.steps = self._job.steps
             self.own.watch(self.own.resets, self.own.compared)
             self.settle()
         return self.done(command)

@@ -79,6 +79,7 @@ class Instance:
         views: the tensors among the arguments, as views of ``inputs``.
         differentiates: whether ``forward`` is called in grad mode.
         gradients: the gradients that each call computes, or None for none.
+        steps: number of forwards in a call, without a reset between them.
         input_memory: address and size in bytes of each input of the last call.
         structure: arrangement of the reference's outputs (:func:`~workers.judge.channel.tensors.describe`).
         forms: forms of the reference's outputs.
@@ -98,6 +99,7 @@ class Instance:
     views: tuple[View, ...] = ()
     differentiates: bool = False
     gradients: Gradients | None = None
+    steps: int = 1
     inputs: list[OpenedBuffer] = field(default_factory=list[OpenedBuffer])
     input_memory: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     structure: str = ""
@@ -157,7 +159,7 @@ class Instance:
     def call(self) -> Callable[[], Any]:
         """Return a function that makes one call of the model."""
         tensors = put_back([one.tensor for one in self.inputs], self.views, differentiates=self.differentiates)
-        return gradients.prepared(self.model, self.gradients, self.arrangement, tensors)
+        return gradients.prepared(self.model, self.gradients, self.arrangement, tensors, self.steps)
 
 
 def lasting_of(model: torch.nn.Module) -> set[int]:

@@ -33,6 +33,7 @@ from workers.judge.candidate.instance import (
     modules_of,
     weights_of,
 )
+from workers.judge.channel import arguments as call_arguments
 from workers.judge.channel import scalar_page
 from workers.judge.channel.arena import Arena
 from workers.judge.channel.arguments import FORM, LEAF, STEADY, ArgumentsError, leaves, of_constructor, take_apart
@@ -40,7 +41,7 @@ from workers.judge.channel.bits import same_bits
 from workers.judge.channel.buffers import OpenedBuffer, is_apart
 from workers.judge.channel.layout import put_back, refusal, taken_apart
 from workers.judge.channel.orders import Ask, Draw, Gradients, Order, Release
-from workers.judge.channel.protocol import Answer, Reply
+from workers.judge.channel.protocol import Answer, Reply, Tag
 from workers.judge.channel.randomness import set_seed
 from workers.judge.channel.tensors import LASTING, MAX_TENSORS, Location, TensorSpec, View, widened
 from workers.judge.channel.wire import Command
@@ -60,6 +61,7 @@ _BUFFER_BYTES: Final = 16 << 20
 _MOST_GRADIENTS: Final = 16
 #: Part of torch's message if autograd is used outside of grad mode.
 _NEEDS_GRAD: Final = "does not require grad"
+_ANSWERS: Final = "For any outputs it must return True, False, or a text that names the fault, empty for none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class ReferenceHarness(Harness):
         self._scalar_page: mmap.mmap
         self._get_inputs: Any
         self._get_init_inputs: Any
+        self._checker: Any
         self._sets: dict[int, _Set] = {}
         self._form: _Form | None = None
         self._variants: variants.Variants | None = None
@@ -128,6 +131,7 @@ class ReferenceHarness(Harness):
             Order.DIFFERENTIATE: self._differentiate,
             Order.ARENA: self._take_arena,
             Order.ANSWER: self._answer,
+            Order.CHECK: self._check,
             Order.REST: self._rest,
         }
 
@@ -138,6 +142,7 @@ class ReferenceHarness(Harness):
         super().take_module(module)
         self._get_inputs = getattr(module, "get_inputs", None)
         self._get_init_inputs = getattr(module, "get_init_inputs", None)
+        self._checker = getattr(module, "check", None)
         if not callable(self._get_inputs):
             raise ProblemError("the problem defines no function get_inputs()")
 
@@ -447,7 +452,7 @@ class ReferenceHarness(Harness):
             own.watch(self.own.resets, self.own.compared)
         own.reset()
         arguments = put_back(tensors, held.form.views, differentiates=self._differentiates)
-        call = gradients.prepared(own.model, self._gradients, held.form.arguments, arguments)
+        call = gradients.prepared(own.model, self._gradients, held.form.arguments, arguments, self._job.steps)
         mode = evaluating(own.model) if ask.evaluates else contextlib.nullcontext()
         grad_mode = torch.set_grad_enabled(self._differentiates)
         with default_dtype(torch.float64) if ask.wide else mode, grad_mode:
@@ -494,10 +499,11 @@ class ReferenceHarness(Harness):
                 locations.append(Location())
                 continue
             number = own.input_of(leaf)
-            location, there = self._held_at(leaf.detach().resolve_conj().resolve_neg())
+            index = LASTING if leaf.untyped_storage().data_ptr() in lasting else 0
+            leaf = leaf.detach().resolve_conj().resolve_neg()
+            location, there = self._held_at(leaf.clone() if index and own.resets else leaf)  # another call changes it
             if ask.leaves or not any(there.data_ptr() == tensor.data_ptr() for tensor in held.inputs):
                 held.answers.append(there)  # an input is held already
-            index = LASTING if leaf.untyped_storage().data_ptr() in lasting else 0
             locations.append(replace(location, index=index if number is None else number + 1))
         effects = self._effects or []
         if len(tensors) + len(effects) > MAX_TENSORS:
@@ -522,6 +528,32 @@ class ReferenceHarness(Harness):
             differentiates=self._differentiates,
             written_bytes=0 if ask.wide else self._written(leaves),
         )
+
+    def _check(self, command: Command) -> Reply:
+        """Ask the problem's check() about outputs. It gets copies, so that it can change them."""
+        slot, structure, specs = command.payload
+        opened = list(map(OpenedBuffer, specs, command.descriptors))
+        copies, held = [one.tensor.clone() for one in opened], self._sets[slot]
+        self.unbind(opened)
+        inputs = put_back([tensor.clone() for tensor in held.inputs], held.form.views)
+        whole = held.form.arguments[0] if self._upstream else held.form.arguments
+        positional, keywords = call_arguments.put_together(whole, inputs)
+        arranged = eval(structure, {"__builtins__": {}, "Tensor": LEAF})  # noqa: S307 -- this process described it
+        set_seed(command.seed)
+        try:
+            with torch.no_grad():
+                pair, _ = call_arguments.put_together([arranged, arranged], copies)
+                found = self._checker(*pair, positional or keywords)
+                self.settle()
+        except Exception as error:
+            if failures.tag_of(error) is not Tag.OTHER:
+                raise
+            text = f"check() raised {type(error).__name__}: {failures.text_of(error)}"
+            raise ProblemError(f"{text}. {_ANSWERS}") from error
+        if type(found) not in (bool, str):
+            raise ProblemError(f"check() returned a value of the type {type(found).__name__}. {_ANSWERS}")
+        words = "" if found is True else found or "it returned False" * (found is False)
+        return Reply(Answer.MISMATCH if words else Answer.DONE, command.sequence, message=words)
 
     def _written(self, outputs: list[torch.Tensor]) -> int:
         """Return the total bytes of outputs that are neither inputs nor weights. Shared memory counts once."""

@@ -30,8 +30,8 @@ FORM: Final = (
 )
 #: Form of ``get_inputs()`` from call to call, with the remedy, for messages.
 STEADY: Final = (
-    "get_inputs() must return the same shapes, layouts, dtypes and scalars each time: draw values only, and name"
-    " several sizes by SHAPES"
+    "get_inputs() must return the same shapes, layouts, dtypes and scalars each time: draw values only, return numbers"
+    " that follow from drawn values as tensors, and name several sizes by SHAPES"
 )
 #: Types of plain values.
 _PLAIN: Final = (int, float, bool, complex, str, torch.dtype, type(None))

@@ -83,6 +83,10 @@ class Order(IntEnum):
     TEST = 26
     """Become a program that runs tests of a repository (:class:`Testing`) and reports events on the socket sent with
     the order. The process obeys no further orders."""
+    CHECK = 32
+    """Reference: ask the problem's ``check()`` about outputs. The payload has the number of the input set, the outputs'
+    structure, and the specs of the shared buffers sent with the order: the reference's outputs, and then the ones to
+    check. A refusal is a mismatch with the check's words as the message."""
     ARENA = 24
     """Reference: store inputs and answers in this memory of the judge, as far as they fit."""
     DESCRIBE = 28
@@ -131,6 +135,7 @@ class Job:
         built: path of precompiled libraries. Empty for none.
         architectures: GPU architectures for which a builder compiles. Empty for none.
         backward: compute gradients in a run under a tool.
+        steps: number of forwards in each call, without a reset of buffers between them.
     """
 
     source: str
@@ -145,6 +150,7 @@ class Job:
     lines: bool = False
     architectures: str = ""
     backward: bool = False
+    steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -484,8 +484,6 @@ def _message(reply: Reply) -> str:
     text = reply.message
     if reply.tag is Tag.HOST_MEMORY:
         text = f"{text or 'memory was refused'} (Linux refuses what the host does not have)"
-    if reply.exception == "builtins.ModuleNotFoundError":
-        text += ": this worker lacks it. Do without it, or install it for the workers"
     if text and reply.exception.startswith("workers."):
         return text
     return f"{reply.exception.removeprefix('builtins.')}: {text}".removesuffix(": ")

@@ -9,7 +9,7 @@ import itertools
 import re
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -64,6 +64,7 @@ class CaseCache:
         input_specs: specifications of the tensors among the inputs of one call, empty before the first draw.
         noise: relative distance, for each output that is no buffer, between two reference outputs whose inputs differ
             by rounding errors. Empty until it is measured. All cases share this list.
+        check: the check that comes with the problem, if it decides (:attr:`.Case.check`).
     """
 
     def __init__(self, proxy: ReferenceProxy) -> None:
@@ -71,6 +72,7 @@ class CaseCache:
         self.is_roomy = self.leaves = False
         self.input_specs: tuple[TensorSpec, ...] = ()
         self.noise: list[float] = []
+        self.check: Callable[[Case, Sequence[torch.Tensor]], str] | None = None
         self._proxy = proxy
         self._process = proxy.process
         self._form = proxy.form
@@ -111,7 +113,7 @@ class CaseCache:
     @property
     def varies(self) -> bool:
         """True if kernels must answer variants too. A request's own tolerance fits only the given inputs."""
-        return self._settings.comparison is Comparison.STRICT and self._settings.tolerance is None
+        return self._settings.comparison is Comparison.STRICT and self._settings.given_tolerance is None
 
     def first(self) -> Case:
         """Draw and return a given case, which determines the form of a call's inputs.
@@ -150,7 +152,7 @@ class CaseCache:
         """Decide by the size of the first answered case how many cases are held and drawn together."""
         most = min(_MOST_SETS, self.most_prepared, MAX_TENSORS // max(len(self.input_specs), 1))
         self.is_roomy = (self._settings.checks + 1) * first.nbytes <= _ROOMY_BYTES
-        self.leaves = self._proxy.device == "cpu" and first.nbytes > _ROOMY_BYTES
+        self.leaves = self._proxy.device == "cpu" and first.nbytes > _ROOMY_BYTES and self.check is None
         self._sets_per_draw = max(1, most) if self.is_roomy else 1
 
     def wanted_arena(self) -> int:
@@ -162,8 +164,9 @@ class CaseCache:
     def new(self, kind: str = GIVEN, *, drawn: int | None = None, on_device: bool = False) -> Case:
         """Return a case that is not drawn yet."""
         drawn = secrets.randbits(63) if drawn is None else drawn
-        seed, selects = secrets.randbits(63), self._selects
-        return Case(seed, drawn, on_device, kind, self._tolerance, noise=self.noise, selects=selects, form=self._form)
+        case = Case(secrets.randbits(63), drawn, on_device, kind, self._tolerance, noise=self.noise, form=self._form)
+        case.selects, case.check = self._selects, self.check
+        return case
 
     def given(self, count: int, *, on_device: bool) -> list[Case]:
         """Draw and return given cases."""

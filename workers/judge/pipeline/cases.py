@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 
-from kqueue.contract import Precision, Tolerance
+from kqueue.contract import Precision, Tolerances
 from kqueue.profiles import RULES, Protocol
 from workers.judge.channel.layout import put_back
 from workers.judge.channel.orders import Gradients
@@ -160,6 +160,8 @@ class Case:
         views: the arguments as views of ``inputs``. Empty if the arguments are the inputs themselves.
         selects: which of equal values integers can select that are indices (:func:`.choices.selection`).
         form: form of the problem's calls, which all cases of an evaluation share.
+        check: function that returns what the problem's check() says against outputs for a case, or an empty text. None
+            if the comparison decides.
         restore: function that returns the whole outputs and case, if this case has only pieces of the outputs.
     """
 
@@ -167,7 +169,7 @@ class Case:
     drawn: int = 0
     on_device: bool = False
     kind: str = GIVEN
-    tolerance: Tolerance | None = None
+    tolerance: Tolerances | None = None
     position: int = 0
     slot: int | None = None
     inputs: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
@@ -180,6 +182,7 @@ class Case:
     views: tuple[View, ...] = ()
     selects: str = ""
     form: Form = field(default_factory=Form)
+    check: Callable[[Case, Sequence[torch.Tensor]], str] | None = None
     restore: Callable[[list[torch.Tensor]], tuple[list[torch.Tensor], Case]] | None = None
 
     @property

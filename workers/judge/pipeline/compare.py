@@ -31,7 +31,7 @@ from workers.judge.gpu import onepass
 from workers.judge.pipeline import choices, likeness, rounding
 from workers.judge.pipeline.cases import CLOSE, DTYPES, GIVEN, Case, comparable, differ, numbers
 from workers.judge.pipeline.evidence import Figures, wrong_map
-from workers.judge.pipeline.grades import GRADES, Grade, epsilon_for, grade_for, tolerance_for
+from workers.judge.pipeline.grades import GRADES, Grade, epsilon_for, given_for, grade_for, tolerance_for
 
 #: Ratio of the output's error to the reference's own that suggests a lower precision.
 _COARSE: Final = 32.0
@@ -128,9 +128,10 @@ def same_outputs(outputs: list[torch.Tensor], case: Case, settings: Settings) ->
 
 
 def need_no_excuse(answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings) -> list[bool]:
-    """Return whether each call is right without float64 outputs, which could excuse it."""
+    """Return whether each call is right without float64 outputs, which could excuse it, and a check of the problem."""
     alone = [(outputs, replace(case, again=None, moved=tuple)) for outputs, case in answers]
-    return [not any(output.needs_excuse(settings) for output in judged) for judged in _measured(alone, settings)]
+    excused = [any(output.needs_excuse(settings) for output in judged) for judged in _measured(alone, settings)]
+    return [case.check is None and not needs for needs, (_, case) in zip(excused, answers, strict=True)]
 
 
 def _measured(answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings) -> list[list[_Output]]:
@@ -176,11 +177,14 @@ def _verdict(
             elif not choices.are_tied(whole, output.number, of):
                 output.skip_steps(case.moved())
     strict = None
+    own = [output.number for output in returned if case.check is not None and not case.form.is_gradient(output.number)]
     for output in judged:
-        fault = output.strict_fault()
+        fault = output.illegible_fault() if output.number in own else output.strict_fault()
         if fault is not None and not case.form.is_unkept(output.number, outputs[output.number]):
             strict = strict or fault
-    figures = _merged([output for output in judged if output.number not in case.form.unkept], given=given)
+    if strict is None and own and case.check is not None and (words := case.check(case, outputs)):
+        strict = returned[0].refused(words)
+    figures = _merged([output for output in judged if output.number not in case.form.unkept], given=given and not own)
     figures |= {"strict_correct": strict is None, "kernelbench_correct": loose is None if given else None}
     fault = strict if settings.comparison is Comparison.STRICT else loose
     if fault is not None:
@@ -188,13 +192,13 @@ def _verdict(
         [output] = [output for output in judged if output.number == fault.output]
         category, message, count = _unless_unwritten(output, fault)
         causes: dict[str, Any] = {"unwritten": count} if count else {}
-        if not output.epsilon and case.form.is_returned(output.number):
+        if fault.first and not output.epsilon and case.form.is_returned(output.number):
             whole, of = (outputs, case) if case.restore is None else case.restore(outputs)
             if choices.are_tied(whole, output.number, of):
                 causes["ties_only"] = True
         ended = EvaluationEnded(
             category,
-            f"{case.form.name(fault.output)}{where}: {message}",
+            f"{fault.subject or case.form.name(fault.output)}{where}: {message}",
             Phase.CHECK,
             kind=case.kind,
             map=fault.map(),
@@ -216,12 +220,12 @@ def _unless_unwritten(output: _Output, fault: _Fault) -> tuple[Category, str, in
     are ``wrong_values``, and only values that a kernel computed are ``not_finite``.
     """
     count, strays, first = output.unwritten()
-    if not count:
+    if not count or fault.subject:
         return fault.category, fault.message, 0
     told = f"{count} of {output.ref.numel()} values were never written, the first at {unravel(first, output.shape)}"
     if fault.category is Category.NOT_FINITE and strays == fault.wrong:
         return Category.WRONG_VALUES, told, count
-    return fault.category, f"{told}. {fault.message}", count
+    return fault.category, f"{told}. {fault.message}" if fault.message else told, count
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +242,8 @@ class _Fault:
     map: Callable[[], dict[str, Any] | None]
     #: Returns where values are wrong.
     where: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    #: Beginning of the message, or empty for the output's name.
+    subject: str = ""
 
     def facts(self) -> dict[str, Any]:
         return {"output": self.output, "wrong": self.wrong, "of": self.of, "first": self.first}
@@ -274,7 +280,8 @@ class _Output:
     def of(cls, number: int, out: torch.Tensor, case: Case, settings: Settings) -> _Output:
         ref = case.outputs[number]
         floating = ref.dtype in GRADES
-        grade = grade_for(ref.dtype, settings, case.tolerance) if floating and settings.tolerance is None else None
+        asked, own = (given_for(given, number) for given in (settings.given_tolerance, case.tolerance))
+        grade = grade_for(ref.dtype, settings, own) if floating and asked is None else None
         loose = CLOSE[settings.precision]  # KernelBench's tolerance depends on the precision, not the output's dtype.
         return cls(
             number,
@@ -285,8 +292,8 @@ class _Output:
             case.again if floating else None,
             (*ref.shape, 2) if ref.is_complex() else tuple(numbers(ref).shape),
             math.prod(ref.shape[:-1]),
-            tolerance_for(ref.dtype, settings, case.tolerance),
-            settings.tolerance or Tolerance(atol=loose, rtol=loose),
+            tolerance_for(ref.dtype, settings, asked or own),
+            asked or Tolerance(atol=loose, rtol=loose),
             case.kind != GIVEN and case.exact is None,
             grade,
             epsilon_for(ref.dtype, settings),
@@ -438,6 +445,34 @@ class _Output:
                 " their mean, altogether or along a dimension, would be as close to them"
             )
         return None
+
+    def illegible_fault(self) -> _Fault | None:
+        """Return the fault for which the problem's check is not even asked: values never written, or NaN. Or None."""
+        # Floats can have the first call's mark by chance, also -1.498 in 32 bits. Later calls mark by NaN.
+        is_certain = self.out.itemsize > 2 and not self.out.is_floating_point()
+        count = self.unwritten()[0] if is_certain else 0
+        strays = sum(int(comparable(out).isnan().sum()) for out, _, _ in self._chunks())
+        if not (count or strays):
+            return None
+        message = f"{strays} of {self.ref.numel()} values are NaN, which the problem's check is not asked about"
+        category = Category.WRONG_VALUES if count else Category.NOT_FINITE
+        return replace(self._together("" if count else message), category=category, wrong=count or strays)
+
+    def refused(self, words: str) -> _Fault:
+        """Return the fault that the problem's check refuses the outputs, which has no places."""
+        count, subject = self.ref.numel(), "the problem's check() refuses the outputs"
+        nowhere = partial(torch.zeros_like, dtype=torch.bool)
+        return _Fault(
+            Category.WRONG_VALUES,
+            words,
+            self.number,
+            [],
+            count,
+            count,
+            lambda: None,
+            lambda out, _: nowhere(out),
+            subject,
+        )
 
     def _answers(self) -> rounding.Answers:
         """Return the output with another answer of the reference, for which the reference is asked if needed."""

@@ -83,6 +83,9 @@ class EvidenceBuilder:
     checks: int | None = None
     checks_asked: int | None = None
     tolerance: Fields | None = None
+    tolerances: list[Fields | None] | None = None
+    checker: Fields | None = None
+    calls: int | None = None
     tf32: bool | None = None
     reference_is_constant: bool | None = None
     constant_outputs: list[int] | None = None

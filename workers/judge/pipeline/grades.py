@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from kqueue.contract import Settings, Tolerance
+from kqueue.contract import Settings, Tolerance, Tolerances
 from workers.judge.pipeline.cases import DTYPES
 
 
@@ -79,12 +79,22 @@ GRADES: Final = {
 _TF32_DTYPES: Final = frozenset({torch.float32, torch.complex64})
 
 
-def tolerance_for(dtype: torch.dtype, settings: Settings, own: Tolerance | None = None) -> Tolerance:
-    """Return the tolerance for each value of an output of ``dtype``. ``own`` is the problem's tolerance."""
+def each(given: Tolerances | None) -> tuple[Tolerance | None, ...]:
+    """Return given tolerances as a tuple."""
+    return given if isinstance(given, tuple) else (given,)
+
+
+def given_for(given: Tolerances | None, number: int) -> Tolerance | None:
+    """Return the tolerance that is given for one output. A list has none for gradients and for what a call changes."""
+    return given if not isinstance(given, tuple) else given[number] if number < len(given) else None
+
+
+def tolerance_for(dtype: torch.dtype, settings: Settings, given: Tolerance | None = None) -> Tolerance:
+    """Return the tolerance for each value of an output of ``dtype``, for which one can be given."""
     if dtype not in GRADES:
         return Tolerance(atol=0.0, rtol=0.0)
     tolerance = grade_for(dtype, settings).tolerance
-    return settings.tolerance or own or _STEPS.get(dtype) or Tolerance(atol=tolerance, rtol=tolerance)
+    return given or _STEPS.get(dtype) or Tolerance(atol=tolerance, rtol=tolerance)
 
 
 def epsilon_for(dtype: torch.dtype, settings: Settings) -> float:

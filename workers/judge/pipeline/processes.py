@@ -350,4 +350,5 @@ class Processes:
             device_asserts=self._settings.debug.device_asserts,
             lines=bool(self._settings.examine),
             backward=self._pass is Pass.BOTH,
+            steps=static.calls(self._request.problem) or 1,
         )

@@ -138,6 +138,7 @@ class ReferenceProxy:
             keeps_float64=self.settings.keeps_float64,
             tf32=self.settings.tf32,
             seed=self.seed,
+            steps=static.calls(self.source) or 1,
         )
         self.order(Order.LOAD, what="importing the problem", payload=job)
 

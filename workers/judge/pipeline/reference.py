@@ -26,7 +26,7 @@ from workers.judge.channel.randomness import ANY_SIZE, ENDS, KINDS, REGION, STEA
 from workers.judge.channel.tensors import LASTING, MAX_DIMS, MAX_STRUCTURE_BYTES, MAX_TENSORS, paths
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.process import SealedProcess
-from workers.judge.pipeline import answers, compare, rounding
+from workers.judge.pipeline import answers, checker, compare, rounding, static
 from workers.judge.pipeline.blame import UNSTEADY_FORM, invalid_problem
 from workers.judge.pipeline.case_cache import CaseCache
 from workers.judge.pipeline.cases import DTYPES, GIVEN, Case, Form, values_at
@@ -52,6 +52,8 @@ _MOVED: Final = (16.0, 2.0)
 #: together. A variance from sums of squares loses twice as many digits as the inputs of a normalization have in common.
 #: The second value is for the larger changes of ``_NUDGE``.
 _CLOSE_TOGETHER: Final = (1 / 16, 1 / 8)
+#: Change of a variant's inputs in rounding errors after which the problem's check must still accept the answer to them.
+_CHECKED: Final = 4.0
 _UNSTEADY_INPUTS: Final = "get_inputs() must return the same values when it is called under the same seeds"
 #: Number of repeated answers of a quick reference before a kernel is called wrong.
 _REPEATS: Final = 8
@@ -94,6 +96,7 @@ class Reference:
 
     Attributes:
         proxy, cache, oracle: the parts. They share the process, its settings and the form of its calls.
+        checker: the check that comes with the problem, or None if the comparison decides.
         written_bytes: bytes of the outputs that are neither inputs nor weights, reported by the process.
         forward_s: shortest time in seconds of a forward, measured by the judge.
         draw_s, call_s: CPU time in seconds of drawing an input set and of a forward, reported by the process.
@@ -115,6 +118,11 @@ class Reference:
         self.proxy = ReferenceProxy(process, source, settings, device)
         self.cache = CaseCache(self.proxy)
         self.oracle = Oracle(self.proxy, self._bounds.exact_s, self._bounds.host_bytes)
+        self.checker: checker.Checker | None = None
+        bound = static.check_bound(source) if settings.comparison is Comparison.STRICT else None
+        if bound is not None:
+            self.checker = checker.Checker(self.proxy, self.cache, bound)
+            self.cache.check = self.checker.refusal
         self.process = process
         self.settings = settings
         self.device = device
@@ -231,7 +239,7 @@ class Reference:
         """Reason why a kernel that passed answered no variant."""
         if self.settings.comparison is not Comparison.STRICT:
             return "the settings ask for KernelBench's comparison"
-        if self.settings.tolerance is not None:
+        if self.settings.given_tolerance is not None:
             return "the settings have their own tolerance"
         if self.cache.has_varied:
             return "the reference has no reliable answer to any"
@@ -382,6 +390,17 @@ class Reference:
         ):
             raise invalid_problem("the reference reported a changed input that is no input")
         self.proxy.check_size(specs, "Model.forward")
+        outputs, own = returned - len(self.form.gradient_names), static.tolerance(self.proxy.source)
+        for given in (self.settings.tolerances, own if isinstance(own, tuple) else None):
+            if given is not None and len(given) != outputs:
+                words = f"the list of tolerances has {len(given)} entries, and forward returns {outputs} tensors"
+                raise invalid_problem(f"{words}: give one for each, in their order, or one for all")
+        nbytes = sum(map(bytes_of, specs[:returned]))
+        if self.checker is not None and (returned > checker.MOST or nbytes > checker.MOST_BYTES):
+            most = f"{checker.MOST} tensors of {checker.MOST_BYTES} bytes in total"
+            raise invalid_problem(
+                f"a problem with check() can return {most}, and this one {returned} of {nbytes} bytes"
+            )
         self.form.structure, self.form.output_specs, self.form.paths = structure, specs, found
         self.form.output_strides = tuple(tuple(location.stride) for location in reply.locations)
         indices = [location.index for location in reply.locations]
@@ -425,10 +444,15 @@ class Reference:
         if case.kind == GIVEN:
             if look.has_nan:
                 raise invalid_problem("the reference's output holds NaN, so nothing can agree with it")
+            if case.check is not None and (words := case.check(case, case.outputs)):
+                raise invalid_problem(f"check() refuses the reference's own outputs: {words}")
             if case.exact is not None:
                 self.oracle.relate(case, look)
             self._note(case)
             return True
+        if case.check is not None:
+            others = self._again(case, _CHECKED) if look.is_tame and not case.check(case, case.outputs) else None
+            return others is not None and not case.check(case, others)
         if case.kind in KINDS:
             return case.exact is not None and look.is_precise and look.is_steady
         # The values of such inputs are in the range of the problem's own values, so they count without float64 answers.

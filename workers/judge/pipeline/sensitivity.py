@@ -51,7 +51,7 @@ def learn(reference: Reference, case: Case) -> Case | None:
         if the reference chose other hidden inputs.
     """
     reference.answer(case)  # The case could have been released while the evaluation waited for memory.
-    wants_noise = case.exact is None and reference.settings.tolerance is None and not reference.is_hurried
+    wants_noise = case.exact is None and reference.settings.given_tolerance is None and not reference.is_hurried
     if not (wants_noise or reference.wants_region):
         return None
     unmoved = case.outputs if reference.cache.is_roomy else [tensor.clone() for tensor in case.outputs]

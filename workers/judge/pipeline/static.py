@@ -23,15 +23,16 @@ from types import FrameType
 from typing import Any, Final
 
 import kernelguard
+from pydantic import TypeAdapter
 
 from kqueue import passes, shapes
 from kqueue.backends import PYTEST
 from kqueue.categories import Category
-from kqueue.contract import Phase, Policy, Request, Tolerance
+from kqueue.contract import Phase, Policy, Request, Tolerances
 from kqueue.errors import InvalidRequest
 from kqueue.integrations import extraction
 from workers.judge.ending import EvaluationEnded
-from workers.judge.pipeline import rules
+from workers.judge.pipeline import grades, rules
 from workers.judge.pipeline.blame import invalid_problem
 from workers.judge.pipeline.findings import RULES
 from workers.judge.pipeline.rules import ENTRY
@@ -41,6 +42,10 @@ from workers.judge.pipeline.rules import ENTRY
 _TOLERANCE: Final = "OUTPUT_TOLERANCE"
 _MOST_ATOL: Final = 1.0
 _MOST_RTOL: Final = 0.3
+#: Variable with which a problem that defines check() states the change of right outputs that it refuses, and the names
+#: of that function's parameters.
+_BOUND: Final = "CHECK_BOUND"
+_CHECKED: Final = ["reference_outputs", "outputs", "inputs"]
 #: A line that begins or ends a Markdown block of code.
 _FENCE: Final = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 #: Maximum number of findings of one rule, and in total.
@@ -172,6 +177,7 @@ def check_problem(source: str) -> None:
     for name in ("Model", "get_inputs"):
         if not re.search(rf"\b{name}\b", source) and not any(map(_imports_anything, ast.walk(tree))):
             raise invalid_problem(f"the problem's source never names {name}, which it must define")
+    check_bound(source)
     try:
         passes.asked_by(source)
         for shape in shapes.read(source):
@@ -197,8 +203,8 @@ def asks_backward(request: Request) -> bool:
     return False
 
 
-def tolerance(source: str) -> Tolerance | None:
-    """Read the tolerance that a problem sets for its outputs from its text. Return None if it sets none.
+def tolerance(source: str) -> Tolerances | None:
+    """Read the tolerance that a problem sets for its outputs, or for each, from its text. Return None if it sets none.
 
     Raises:
         EvaluationEnded: ``invalid_problem`` if it is no such literal, or so wide that anything would be right.
@@ -208,14 +214,46 @@ def tolerance(source: str) -> Tolerance | None:
         return None
     try:
         [value] = values
-        parsed = Tolerance.model_validate(ast.literal_eval(value) if value is not None else None)
-        if parsed.atol <= _MOST_ATOL and parsed.rtol <= _MOST_RTOL:
+        given = ast.literal_eval(value) if value is not None else None
+        parsed = TypeAdapter[Tolerances](Tolerances).validate_python(given)
+        if all(one is None or (one.atol <= _MOST_ATOL and one.rtol <= _MOST_RTOL) for one in grades.each(parsed)):
             return parsed
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         pass
     form = f'{_TOLERANCE} = {{"atol": 1e-3, "rtol": 1e-2}}'
-    most = f"at most {_MOST_ATOL:g} and {_MOST_RTOL:g}"
+    most = f"at most {_MOST_ATOL:g} and {_MOST_RTOL:g}, or as a list of one for each output, None for the usual one"
     raise invalid_problem(f"a problem gives its tolerance once, as {form}, {most}")
+
+
+def calls(source: str) -> int | None:
+    """Read the number of forwards in each call from a problem's text. Raise ``invalid_problem`` if it is malformed."""
+    match [value for _, _, value in shapes.assigned(source, shapes.CALLS)]:
+        case []:
+            return None
+        case [ast.Constant(value=int() as number)] if 2 <= number <= 9:
+            return number
+        case _:
+            form = (
+                f"{shapes.CALLS} = 2 is stated once, at the top level, for 2 to 9 forwards without a reset between them"
+            )
+            raise invalid_problem(f"{form}. A variable {shapes.CALLS} for another purpose needs another name")
+
+
+def check_bound(source: str) -> float | None:
+    """Read the bound of a problem's check() from its text. Raise ``invalid_problem`` if only one of them is there."""
+    values = [value for _, _, value in shapes.assigned(source, _BOUND)]
+    functions = [node for node in ast.parse(source.encode()).body if isinstance(node, ast.FunctionDef)]
+    defined = [node for node in functions if node.name == "check"]
+    if not values and [argument.arg for node in defined for argument in node.args.args] != _CHECKED:
+        return None
+    match values:
+        case [ast.Constant(value=float() | int() as bound)] if defined and 0 < bound <= 1:
+            return float(bound)
+        case _:
+            raise invalid_problem(
+                f"a problem with its own check defines check({', '.join(_CHECKED)}) and states once, at its top level,"
+                f" a relative change from 0 to 1 of right outputs that it refuses, such as {_BOUND} = 1e-2"
+            )
 
 
 def queues(*sources: str) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from kqueue.backends import PYTEST
 from kqueue.contract import Phase, Policy
 from workers.judge.gpu import environment
-from workers.judge.pipeline import pytest_run, static, tools
+from workers.judge.pipeline import grades, pytest_run, static, tools
+from workers.judge.pipeline.blame import invalid_problem
 from workers.judge.pipeline.context import Context
 
 
@@ -35,10 +36,15 @@ def prepare(context: Context) -> Prepared:
 def _read_sources(context: Context) -> None:
     request, policy = context.request, context.settings.policies.findings
     static.check_problem(request.problem)
-    given, own = context.settings.tolerance, static.tolerance(request.problem)
+    context.evidence.calls = static.calls(request.problem)
+    if context.evidence.calls and context.pass_ is not None:
+        raise invalid_problem("CALLS and gradients cannot be combined: state one of them")
+    given, own = context.settings.given_tolerance, static.tolerance(request.problem)
     if tolerance := given or own:
-        origin = {"by": "settings" if given else "problem"}
-        context.evidence.tolerance = tolerance.model_dump(exclude_defaults=True) | origin
+        by = {"by": "settings" if given else "problem"}
+        listed = [one and one.model_dump(exclude_defaults=True) | by for one in grades.each(tolerance)]
+        both = (None, listed) if isinstance(tolerance, tuple) else (listed[0], None)
+        context.evidence.tolerance, context.evidence.tolerances = both
     fenced = [context.fence] if context.fence is not None else []
     context.evidence.findings = fenced or None
     static.check(request.kernel)
