@@ -160,11 +160,9 @@ def open_(
     else:
         name, how = f"kqueue open by {actor()}", dict[str, Any]()
         if share is not None:
-            lifetime = timedelta(days=share)
+            how["lifetime"] = lifetime = timedelta(days=share)
             name += f", shared until {datetime.now(UTC) + lifetime:%Y-%m-%d %H:%M:%S}"
-            how = {"lifetime": lifetime, "scopes": [Scope.READ_ALL]}
-            if owner is not None:
-                how |= {"scopes": [Scope.READ], "owner": owner}
+            how |= {"scopes": [Scope.READ_ALL]} if owner is None else {"scopes": [Scope.READ], "owner": owner}
         with database("open") as engine:
             secret = sessions.invite(engine, name, **how)
         link = f"{base}/login?{urlencode({'link': secret} | ({} if to == '/' else {'next': to}))}"

@@ -79,14 +79,14 @@ DEFINITION: Final[dict[str, Any]] = json.loads("""
  "inputs": {"x": {"shape": ["N", "K"], "dtype": "float32"}, "at": {"shape": ["N"], "dtype": "int32"},
             "eps": {"shape": null, "dtype": "float32"}},
  "outputs": {"y": {"shape": ["N", "K"], "dtype": "float32"}},
- "reference": "import torch\\n\\ndef run(x, at, eps):\\n    return {'y': x[at.long()] + eps}\\n"}
+ "reference": "import time\\n\\ndef run(x, at, eps):\\n    time.sleep(2e-3)\\n    return {'y': x[at.long()] + eps}\\n"}
 """)
 SOLUTION: Final[dict[str, Any]] = json.loads("""
 {"name": "into", "definition": "pick", "author": "a test",
  "spec": {"language": "python", "target_hardware": ["cpu"], "entry_point": "src/main.py::run"},
  "sources": [
    {"path": "src/main.py", "content": "from parts import pick\\ndef run(x, at, eps, y):\\n  y.copy_(pick(x, at)+eps)"},
-   {"path": "parts.py", "content": "def pick(x, at):\\n    return x[at.long()]\\n"}]}
+   {"path": "parts.py", "content": "import time\\ndef pick(x, at):\\n    time.sleep(2e-3)\\n    return x[at.long()]\\n"}]}
 """)
 
 ROBUST: Final = {

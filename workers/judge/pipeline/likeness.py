@@ -30,7 +30,8 @@ def words(out: torch.Tensor, ref: torch.Tensor, shape: tuple[int, ...], wrong: t
     if not 2 <= ref.numel() <= _MOST:
         return None
     try:
-        return " ".join(_sentences(*(comparable(each).double().reshape(shape) for each in (out, ref)), wrong)) or None
+        out, ref = (comparable(each).double().reshape(shape) for each in (out, ref))
+        return " ".join(_sentences(out, ref, wrong)) or None
     except RuntimeError:  # Other processes used the memory. The verdict does not need the words.
         return None
 
@@ -70,9 +71,8 @@ def _changes(out: torch.Tensor, ref: torch.Tensor) -> Iterator[tuple[str, torch.
         yield "with its last two dimensions exchanged", out.reshape(ref.mT.shape).mT, ref
     for dimension, length in enumerate(ref.shape):
         for by in (1, -1):
-            ends = [
-                each.narrow(dimension, int(first), max(length - 1, 0)) for each, first in ((out, by > 0), (ref, by < 0))
-            ]
+            given, right = (max(by, 0), max(-by, 0))
+            ends = out.narrow(dimension, given, length - 1), ref.narrow(dimension, right, length - 1)
             yield f"shifted by {by} along dimension {dimension}", *ends
         others = [each for each in range(ref.ndim) if each != dimension]
         if _FEW * length <= ref.numel():
