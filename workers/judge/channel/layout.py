@@ -23,7 +23,7 @@ def refusal(tensor: torch.Tensor) -> str:
     """Return why a tensor cannot be an input, or an empty string."""
     if tensor.is_nested or tensor.layout is not torch.strided:
         kind = "nested (jagged)" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        return f"a {kind} tensor. Only dense and strided tensors can be shared"
+        return f"a {kind} tensor. Only dense and strided tensors can be shared: return its component tensors"
     if tensor.dtype not in DTYPES:
         reason = (
             "a quantized tensor has a scale besides its values"
