@@ -86,7 +86,7 @@ SOLUTION: Final[dict[str, Any]] = json.loads("""
  "spec": {"language": "python", "target_hardware": ["cpu"], "entry_point": "src/main.py::run"},
  "sources": [
    {"path": "src/main.py", "content": "from parts import pick\\ndef run(x, at, eps, y):\\n  y.copy_(pick(x, at)+eps)"},
-   {"path": "parts.py", "content": "import time\\ndef pick(x, at):\\n    time.sleep(2e-3)\\n    return x[at.long()]\\n"}]}
+   {"path": "parts.py", "content": "import time\\ndef pick(x, at):\\n  time.sleep(2e-3)\\n  return x[at.long()]\\n"}]}
 """)
 
 ROBUST: Final = {
