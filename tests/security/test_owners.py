@@ -324,7 +324,7 @@ def test_no_login_writes_for_others(owners: Owners) -> None:
 #: Functions that a producer's login can call. Those that take a name of a row have a test above or below.
 CALLED = {
     *("kqueue_act", "kqueue_owner", "kqueue_sees_all", "kqueue_session", "kqueue_trusted", "kqueue_notify"),
-    *("kqueue_cancel", "kqueue_reuse", "kqueue_waiting", "kqueue_unshare", "kqueue_fits"),
+    *("kqueue_cancel", "kqueue_reuse", "kqueue_waiting", "kqueue_unshare", "kqueue_fits", "kqueue_rules"),
 }
 
 
