@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Comparison, Deadlines, Limits, Phase, Precision, Request, Settings, Timing
+from kqueue.contract import Comparison, Deadlines, Limits, Phase, Precision, Purpose, Request, Settings, Timing
 from tests.judge.linear import FLOODS, PROBLEM, QUICK, WAIT, WAITING, judge, right
 from tests.judge.rig import Rig
 from tests.judge.sources import kernel, problem
@@ -62,7 +62,7 @@ def test_a_pass_that_means_little_says_so(rig: Rig) -> None:
     assert outcome.summary()["message"].endswith(words)
 
 
-TIMED = Settings(checks=1, timing=Timing(calls=10, warmup=1, precision=0))
+TIMED = Settings(checks=1, timing=Timing(purpose=Purpose.PUBLISH, calls=10, warmup=1))
 
 
 def test_a_passed_kernel_is_timed_against_the_baseline(rig: Rig) -> None:

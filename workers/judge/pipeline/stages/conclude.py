@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +11,7 @@ from kqueue.contract import Outcome, Phase, Policy
 from kqueue.evidence import Measurement
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.control import End
-from workers.judge.pipeline import provenance, sensitivity, series, speed_of_light
+from workers.judge.pipeline import estimator, provenance, sensitivity, speed_of_light
 from workers.judge.pipeline.cases import Form
 from workers.judge.pipeline.context import Context
 from workers.judge.pipeline.exchange import Candidate
@@ -133,15 +132,13 @@ def _compare_times(context: Context, referenced: Referenced, times: Times) -> tu
         first = measured = baseline.settle(own, None, fine=False)
     else:
         first, measured = baseline.summarise(times.beside), None
-    overhead = series.overhead_of(own, context.slot, first)
-    runtime = series.summarise(own, overhead, settings, context.slot, times.beside, fine=first.is_fine)
+    on_gpu = context.slot.on_gpu
+    overhead = estimator.overhead_of(own, first, on_gpu=on_gpu)
+    runtime = estimator.summarise(own, overhead, settings, times.beside, on_gpu=on_gpu, fine=first.is_fine)
     measured = measured or baseline.settle(own, times.beside, fine=runtime.is_fine)
     context.device.after_timing()
     if own.variants:
-        gross, usual = statistics.median(own.variants), statistics.median(own.calls)
-        net = usual - overhead + own.empty_ns
-        ratio = (net + gross - usual) / net if net > 0 else None
-        context.evidence.timed_variants = {"count": len(own.variants), "ratio": ratio}
+        context.evidence.timed_variants = {"count": len(own.variants), "ratio": own.variant_ratio(overhead)}
     if settings.compiled_baseline:
         context.evidence.compiled_baseline = baseline.compiled_baseline(own)
     return runtime, measured
