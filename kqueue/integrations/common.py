@@ -20,6 +20,7 @@ from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest
 from kqueue.feedback import describe
 from kqueue.integrations.extraction import Taken, take
 from kqueue.kernelbench import request_of, result_of
+from kqueue.states import Purpose
 from kqueue.text import clean
 
 #: A text, or the messages of a chat, whose content is text or parts with text.
@@ -52,7 +53,7 @@ def request_for(problem: str, kernel: str, **arguments: Any) -> Request | Invali
     """Build the request for a kernel that a model wrote.
 
     Args:
-        arguments: see :func:`~kqueue.kernelbench.request_of`.
+        arguments: see :func:`~kqueue.kernelbench.request_of`. Here the default ``purpose`` is ``train``.
 
     Returns:
         The request, or the :class:`InvalidRequest` if the kernel is invalid, which is the model's failure and not the
@@ -61,6 +62,7 @@ def request_for(problem: str, kernel: str, **arguments: Any) -> Request | Invali
     Raises:
         InvalidRequest: the problem or the arguments are invalid for any kernel.
     """
+    arguments = {"purpose": Purpose.TRAIN} | arguments
     try:
         return request_of(problem, kernel, **arguments)
     except InvalidRequest as error:
