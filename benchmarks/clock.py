@@ -34,7 +34,7 @@ from typing import Any, Final, Self
 
 from kqueue import Client, Verdict
 from kqueue.config import load
-from kqueue.contract import Request, Settings, Timing
+from kqueue.contract import Purpose, Request, Settings, Timing
 from kqueue.local.fleet import LocalFleet
 from workers.judge.gpu import devices
 
@@ -260,8 +260,8 @@ def judged(kq: Client, row: Row) -> dict[str, Any]:
 
 
 def judged_in_full(kq: Client, rows: list[Row], failed: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Return the fleet's figures of each row with exactly 100 timed calls, by the row's name."""
-    timing = Timing(calls=100, precision=0)
+    """Return the fleet's figures of each row precise enough to publish, by the row's name."""
+    timing = Timing(purpose=Purpose.PUBLISH)
     tickets = kq.submit_batch([row.request(timing) for row in rows])
     found: dict[str, dict[str, Any]] = {}
     for row, verdict in zip(rows, kq.wait_all(tickets, timeout=PATIENCE_S * len(rows)), strict=True):

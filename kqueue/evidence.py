@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, field_validator
 
 from kqueue.categories import CATEGORIES, Blame, Category
+from kqueue.states import Purpose
 from kqueue.text import InNotebooks
 
 
@@ -87,6 +88,8 @@ class Measurement(Part):
     """``gpu_clock``: CUDA events of the judge around work that was enqueued before the call. ``cpu_clock``: the judge's
     CPU clock from the start of a call to its answer, launch and wait included. It times the ``cpu`` lane, and a
     ``forward`` that waits for the GPU."""
+    purpose: Purpose | None = None
+    """Purpose of the time, which decided its precision. None in measurements of older versions."""
     count: Annotated[int, Field(ge=1)]
     """Number of timed calls that count."""
     discarded: Annotated[int, Field(ge=0)] = 0

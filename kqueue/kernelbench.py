@@ -25,6 +25,7 @@ from kqueue.contract import Comparison, Deadlines, Precision, Request, Settings,
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import Measurement, json_number
 from kqueue.files import read_text
+from kqueue.states import Purpose
 
 #: The content of ``eval_results.json``: entries of a problem's samples, by the problem's id.
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -35,6 +36,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "num_correct_trials": 5,
     "num_perf_trials": 100,
     "measure_performance": True,
+    "purpose": Purpose.RANK,
     "precision": "fp32",
     "comparison": Comparison.STRICT,
     "timeout_s": None,
@@ -85,6 +87,7 @@ def request_of(problem: str, kernel: str, **arguments: Any) -> Request:
             - ``num_perf_trials`` (100): maximum number of timed calls, up to 10,000. 0 disables timing, and 1 to 4
               count as 5.
             - ``measure_performance`` (True): False disables timing.
+            - ``purpose``: :class:`~kqueue.states.Purpose` of the times, ``rank`` by default.
             - ``precision``: ``fp32`` (the default), ``fp16`` or ``bf16``, or torch's names for them.
             - ``comparison``: ``strict`` (the default) or ``kernelbench``.
             - ``timeout_s``: maximum seconds of each phase. None keeps the :class:`~kqueue.contract.Deadlines`.
@@ -99,7 +102,7 @@ def request_of(problem: str, kernel: str, **arguments: Any) -> Request:
     settings = {
         "precision": _precision(asked["precision"]),
         "seed": None if asked["seed_num"] is None else _whole("seed_num", asked["seed_num"], 0, 2**63 - 1),
-        "timing": _timing(asked["num_perf_trials"], asked["measure_performance"]),
+        "timing": _timing(asked["purpose"], asked["num_perf_trials"], asked["measure_performance"]),
         "comparison": asked["comparison"],
         "deadlines": _deadlines(asked["timeout_s"]),
         # Numbers with the same default here and there do not count as set. Clients of drop-ins send all of them.
@@ -214,10 +217,10 @@ def _precision(name: object) -> Precision:
         raise InvalidRequest(f"precision: {name!r} is not known: use fp32, fp16 or bf16") from None
 
 
-def _timing(num_perf_trials: int, measure_performance: bool) -> dict[str, Any]:
+def _timing(purpose: str, num_perf_trials: int, measure_performance: bool) -> dict[str, Any]:
     calls = _whole("num_perf_trials", num_perf_trials, 0, 10_000)
     number = {} if calls == Timing().calls else {"calls": max(calls, MIN_PERF_TRIALS)}
-    return {"enabled": measure_performance and calls > 0, **number}
+    return {"purpose": purpose if measure_performance and calls > 0 else Purpose.CHECK, **number}
 
 
 def _deadlines(timeout_s: float | None) -> Deadlines:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Request, Settings, Timing, Verdict
+from kqueue.contract import Purpose, Request, Settings, Timing, Verdict
 from kqueue.states import Finding, ProbeKind
 
 #: Relative weights of the kinds of probes in a random draw.
@@ -175,7 +175,7 @@ def draw(lane: str, kind: ProbeKind | None = None) -> Probe:
     idea = "affine" if kind is ProbeKind.KNOWN_DURATION else lot.choice(list(_ANSWERS))
     right, same = _ANSWERS[idea]
     problem, kernel, triton = f"return {right}", f"return {same}", None
-    duration_ms, timing = None, Timing(enabled=False)
+    duration_ms, timing = None, Timing().off()
     if kind is ProbeKind.CHEAT:
         idea = lot.choice(list(_CHEATS))
         kernel = _CHEATS[idea].replace("ANSWER", same)
@@ -183,7 +183,7 @@ def draw(lane: str, kind: ProbeKind | None = None) -> Probe:
         idea, triton = "triton", _TRITON
     elif kind is ProbeKind.KNOWN_DURATION:
         duration_ms = round(lot.uniform(*(_GPU_DURATION_MS if on_gpu else _CPU_DURATION_MS)), 3)
-        timing = Timing(calls=_DURATION_CALLS, precision=0.0, warmup=1)
+        timing = Timing(purpose=Purpose.PUBLISH, calls=_DURATION_CALLS, warmup=1)
         if on_gpu:
             idea, triton = "GPU's timer", _TRITON_WAIT.replace("DURATION_NS", str(round(duration_ms * 1e6)))
         else:

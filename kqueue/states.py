@@ -30,6 +30,19 @@ class Priority(StrEnum):
     """It follows all other evaluations of its lane."""
 
 
+class Purpose(StrEnum):
+    """The purpose of an evaluation's times. It gives the half width of a median's 95 % interval that is enough."""
+
+    CHECK = "check"
+    """No times: the verdict says if the kernel is right."""
+    TRAIN = "train"
+    """5 %, for rewards. Leaderboards leave such times out."""
+    RANK = "rank"
+    """1 %, for comparisons."""
+    PUBLISH = "publish"
+    """0.5 %, for published figures."""
+
+
 class Trials(StrEnum):
     """The treatment of trials in a list: evaluations of autopsies, duels, tunings and tournaments."""
 

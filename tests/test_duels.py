@@ -176,7 +176,7 @@ def test_a_refused_request_and_duels_that_cannot_be() -> None:
     other = B.model_copy(update={"problem": "class Model: ..."})
     with pytest.raises(InvalidRequest, match="only kernel, backend"):
         Match.of(A, other)
-    untimed = {"settings": {"timing": {"enabled": False}}}
+    untimed = {"settings": {"timing": {"purpose": "check"}}}
     with pytest.raises(InvalidRequest, match="compares times"):
         Match.of(*(Request.model_validate(one.model_dump() | untimed) for one in (A, B)))
     for wrong in ({"most": 6}, {"most": 101}, {"within": 0.0}, {"within": 1.0}):

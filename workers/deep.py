@@ -192,7 +192,8 @@ def _judged(case: _Case, judge: LocalJudge) -> Result:
     if case.lacks:
         return Result(f"skipped: {case.lacks}", state=State.INFO)
     begun = time.monotonic()
-    settings = {"checks": 2, "timing": {"enabled": case.timed, "calls": 20}, "deadlines": dict(case.deadlines)}
+    purpose = "rank" if case.timed else "check"
+    settings = {"checks": 2, "timing": {"purpose": purpose, "calls": 20}, "deadlines": dict(case.deadlines)}
     outcome = judge(problem=case.problem, kernel=case.kernel, backend=case.backend, settings=settings)
     took = f"in {time.monotonic() - begun:.1f} s"
     if outcome.category is case.expected:

@@ -86,6 +86,7 @@ def kernelbench(
         "num_correct_trials": checks,
         "num_perf_trials": calls,
         "measure_performance": not no_timing,
+        "purpose": "rank",
         "comparison": comparison,
     }
     run = _Run(out or generations / _RESULTS, level, asked)

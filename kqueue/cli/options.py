@@ -128,7 +128,7 @@ def settings_of(
         {} if precision is None else {"precision": precision},
         {} if checks is None else {"checks": checks},
         {} if calls is None else {"timing": {"calls": calls}},
-        {"timing": {"enabled": False}} if no_timing else {},
+        {"timing": {"purpose": "check"}} if no_timing else {},
     ):
         tree = sources.merged(tree, short)
     return tree

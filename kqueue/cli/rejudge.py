@@ -16,6 +16,7 @@ import typer
 
 from kqueue.cli import options, resuming
 from kqueue.cli.render import emit, print_table, progress, say
+from kqueue.cli.sources import merged
 from kqueue.errors import ConfigError, InvalidRequest
 from kqueue.figures import ratio, speedup
 from kqueue.text import cell, one_line
@@ -57,7 +58,8 @@ def rejudge(
         raise InvalidRequest(f"--profile {profile}: use one of {', '.join(Protocol)}")
     given = published.read(claims, problems)
     own = str(profile or given.profile)
-    common = {"lane": lane, "batch": out.resolve().name or None, "settings": {**judging.tree(), "profiles": [own]}}
+    settings = merged({"timing": {"purpose": "publish"}}, judging.tree())
+    common = {"lane": lane, "batch": out.resolve().name or None, "settings": {**settings, "profiles": [own]}}
     results: dict[str, Verdict | InvalidRequest] = {}
     todo: dict[str, Request] = {}
     for claim in given.claims:

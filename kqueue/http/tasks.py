@@ -30,7 +30,7 @@ from kqueue.http.dialects import RESPONSES, KernelRequest
 from kqueue.http.eval_server import result_of
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import CurrentGateway, Gateway
-from kqueue.states import EvaluationState, Priority
+from kqueue.states import EvaluationState, Priority, Purpose
 from kqueue.store import reports
 from kqueue.store.reports import Progress
 
@@ -128,6 +128,7 @@ class TaskRequest(KernelRequest):
             problem=_aliased(self.problem, self.entry_point, _CLASS),
             kernel=_aliased(self.kernel, f"{self.entry_point}New", f"{_CLASS}New"),
             measure_performance=timed is not False,
+            purpose=Purpose.TRAIN,
             kernel_label=self.task_id,
             **arguments,
         )

@@ -20,6 +20,7 @@ from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest
 from kqueue.feedback import describe
 from kqueue.integrations.extraction import Taken, take
 from kqueue.kernelbench import request_of, result_of
+from kqueue.states import Purpose
 from kqueue.text import clean
 
 #: A text, or the messages of a chat, whose content is text or parts with text.
@@ -51,9 +52,10 @@ def _text_of(part: object) -> str:
 def request_for(problem: str, kernel: str, **arguments: Any) -> Request | InvalidRequest:
     """Build the request for a kernel that a model wrote, with arguments of :func:`~kqueue.kernelbench.request_of`.
 
-    The :class:`InvalidRequest` of an invalid kernel is returned, because it is the model's failure and not the
-    caller's. It is raised if the problem or the arguments are invalid for any kernel.
+    The default ``purpose`` is ``train``. The :class:`InvalidRequest` of an invalid kernel is returned, because it is the
+    model's failure and not the caller's. It is raised if the problem or the arguments are invalid for any kernel.
     """
+    arguments = {"purpose": Purpose.TRAIN} | arguments
     try:
         return request_of(problem, kernel, **arguments)
     except InvalidRequest as error:

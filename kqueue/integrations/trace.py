@@ -85,6 +85,7 @@ class KernelGuide(_Guide):
             "lane": lane_of(gpu),
             "num_correct_trials": num_correct_trials,
             "num_perf_trials": num_perf_trials,
+            "purpose": "rank",
             **arguments,
         }
 

@@ -42,7 +42,7 @@ LaneName = Annotated[
 SettingsFields = Annotated[
     dict[str, Any] | None,
     Field(
-        description='Settings such as {"precision": "bf16"} or {"timing": {"enabled": false}}. The resource '
+        description='Settings such as {"precision": "bf16"} or {"timing": {"purpose": "check"}}. The resource '
         "kqueue://settings lists all. By default fp32, 5 input sets and 100 timed calls."
     ),
 ]

@@ -69,7 +69,7 @@ def judge_here(request: Request) -> Outcome:
 
 
 def dissect(local: Any, problem: str, kernel: str, *, most: int = 100) -> Report:
-    request = request_of(problem=problem, kernel=kernel, settings={"checks": 2, "timing": {"enabled": False}})
+    request = request_of(problem=problem, kernel=kernel, settings={"checks": 2, "timing": {"purpose": "check"}})
     return run.by_judge(Autopsy(request, most=most), local, LONG_S, lambda _: None)
 
 

@@ -195,7 +195,7 @@ def _request(entry: Entry, lane: str, number: int | None) -> Request:
     request = entry.request(lane)
     settings = request.settings
     timed = lane != "cpu" or entry.problem.stem not in _LARGE
-    changes: dict[str, Any] = {"checks": 2, "timing": Timing(enabled=timed, calls=5, warmup=0)}
+    changes: dict[str, Any] = {"checks": 2, "timing": Timing(calls=5, warmup=0) if timed else Timing().off()}
     if lane == "cpu":
         limit = min(_CPU_MEMORY_BYTES, settings.limits.host_memory_bytes)
         changes["limits"] = settings.limits.model_copy(update={"host_memory_bytes": limit})

@@ -59,7 +59,7 @@ class _Run:
             kernel=_KERNELS[kernel],
             backend="torch",
             lane="cpu",
-            settings=Settings(checks=1, timing=Timing(enabled=False)),
+            settings=Settings(checks=1, timing=Timing().off()),
             idempotency_key=str(uuid4()),
         )
 

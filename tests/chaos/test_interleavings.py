@@ -22,7 +22,7 @@ from tests.samples import RELU, RELU_KERNEL
 from tests.waiting import below
 
 #: Settings of real judges' evaluations.
-QUICK = Settings(checks=1, timing=Timing(enabled=False), max_attempts=10)
+QUICK = Settings(checks=1, timing=Timing().off(), max_attempts=10)
 #: Acts with their relative frequencies.
 ACTS = {"cancel": 4, "kill a process": 4, "kill a worker": 0.3, "claim and fall silent": 1, "send again": 2}
 

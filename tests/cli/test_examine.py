@@ -51,7 +51,7 @@ def known(engine: Engine, gpu: UUID, evidence: Evidence, label: str = "mine") ->
 
 def sources(engine: Engine, batch: str) -> list[tuple[str, bool]]:
     query = (
-        "SELECT p.source, e.settings->'timing'->'enabled' = 'false'::jsonb FROM evaluations e"
+        "SELECT p.source, e.settings->'timing'->>'purpose' = 'check' FROM evaluations e"
         " JOIN problems p ON p.hash = e.problem_hash WHERE e.batch = :batch ORDER BY e.submitted_at"
     )
     with engine.connect() as connection:

@@ -44,7 +44,7 @@ def test_options_become_the_evaluations_settings(cli: Cli, engine: Engine, worke
     settings = row.settings
     assert (settings["seed"], settings["precision"], settings["checks"]) == (7, "fp16", 2)
     assert (settings["deadlines"]["check_s"], settings["deadlines"]["load_s"]) == (5, 8)
-    assert settings["timing"] | {"enabled": False, "calls": 50, "warmup": 3} == settings["timing"]
+    assert settings["timing"] | {"purpose": "check", "calls": 50, "warmup": 3} == settings["timing"]
     assert (row.expires_at - row.submitted_at).total_seconds() == 60
 
 

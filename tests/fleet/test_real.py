@@ -49,7 +49,7 @@ class ModelNew(torch.nn.Module):
         {body}
         return x.clamp(min=0)
 """
-UNTIMED: dict[str, Any] = {"checks": 1, "timing": Timing(enabled=False)}
+UNTIMED: dict[str, Any] = {"checks": 1, "timing": Timing().off()}
 
 
 @pytest.fixture(scope="module")

@@ -145,7 +145,7 @@ def test_what_the_fields_become(http: httpx.Client, engine: Engine) -> None:
     assert (settings["checks"], settings["seed"], settings["timing"]["calls"]) == (3, 9, 7)
     assert (settings["timing"]["warmup"], settings["timing"]["compiled_baseline"]) == (2, True)
     assert (settings["policies"]["decoys"], settings["deadlines"]["check_s"]) == ("allow", 0.1)
-    assert settings["timing"]["enabled"] is False
+    assert settings["timing"]["purpose"] == "check"
     with engine.connect() as connection:
         problem = connection.scalars(text("SELECT source FROM problems")).one()
         kernel = connection.scalars(text("SELECT source FROM kernels")).one()

@@ -154,14 +154,14 @@ def test_every_number_can_have_a_limit(config: Config, engine: Engine) -> None:
     create = ("token", "create", "--name", "guest", "--scope", "read")
     status, _, error = command(config, *create, "--limit", "deadlines.chek_s=3")
     assert (status, {path for path in paths if path in error}) == (2, paths)
-    for wrong in ("timing.enabled=1", "checks=0", "checks=2.5", "checks", "deadlines.check_s=nan", "checks=4XiB"):
+    for wrong in ("timing.purpose=1", "checks=0", "checks=2.5", "checks", "deadlines.check_s=nan", "checks=4XiB"):
         status, _, error = command(config, *create, "--limit", wrong)
         assert (status, error.startswith(f"--limit {wrong.partition('=')[0]}: ")) == (2, True), error
     assert tokens.listing(engine) == []
     listed = {"tolerances": [None, {"atol": 1e-2, "rtol": 0}]}
     with pytest.raises(InvalidRequest, match=r"settings.tolerances: a value exceeds your upper limit tolerance.atol"):
         upper_limits.apply(parse_request(request_fields(settings=listed)), {"tolerance.atol": 1e-3})
-    most = {path: 1 if "ratio" in path or path == "timing.precision" else 1 << 30 for path in paths}
+    most = {path: 1 if "ratio" in path else 1 << 30 for path in paths}
     most |= dict.fromkeys((path for path in paths if path.startswith("deadlines.")), 3600)
     most |= {"checks": 100, "max_attempts": 10, "timing.calls": 10000, "timing.warmup": 1000, "limits.processes": 65536}
     given = [word for path, number in most.items() for word in ("--limit", f"{path}={number}")]

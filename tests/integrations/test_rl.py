@@ -23,7 +23,7 @@ def rewards(problems: Any, completions: Any, **changes: Any) -> list[float | Non
 
 def again(kernel: str, key: str) -> Request:
     """Return the request that :func:`rewards` sends under a key."""
-    return request_of(REFERENCE, kernel, **QUICK, lane="cpu", idempotency_key=key)
+    return request_of(REFERENCE, kernel, **QUICK, lane="cpu", purpose="train", idempotency_key=key)
 
 
 def test_rewards_of_a_batch(config: Config, caplog: pytest.LogCaptureFixture) -> None:

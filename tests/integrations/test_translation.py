@@ -10,11 +10,11 @@ from uuid import uuid4
 import pytest
 import torch
 
-from kqueue import Category, ConfigError, InvalidRequest, Measurement, Precision, Verdict
+from kqueue import Category, ConfigError, InvalidRequest, Measurement, Precision, Request, Verdict
 from kqueue.contract import Comparison, Phase
 from kqueue.evidence import Environment, ErrorFigures, Evidence, SpeedOfLightBound
 from kqueue.feedback import causes, describe
-from kqueue.integrations.common import lane_of, scorer
+from kqueue.integrations.common import lane_of, request_for, scorer
 from kqueue.kernelbench import pass_at_k, request_of, result_of, row_of, scores_of
 from workers.judge.channel.parameters import described
 from workers.judge.pipeline import parameters
@@ -63,6 +63,12 @@ def test_few_trials() -> None:
     for trials, measure, timed, calls in (0, True, False, 5), (2, True, True, 5), (9, False, False, 9):
         timing = request_of("p", "k", num_perf_trials=trials, measure_performance=measure).settings.timing
         assert (timing.enabled, timing.calls) == (timed, calls)
+
+
+def test_times_for_rewards_are_coarser() -> None:
+    """A model's kernel is timed for a reward, unless the caller names another purpose."""
+    made = [request_for("p", "k", **asked) for asked in ({}, {"purpose": "rank"}, {"num_perf_trials": 0})]
+    assert [one.settings.timing.purpose for one in made if isinstance(one, Request)] == ["train", "rank", "check"]
 
 
 def test_wrong_arguments_are_named() -> None:

@@ -93,7 +93,7 @@ def request(problem: str, *, timed: bool = False, reference_s: float = 30.0) -> 
     """Return a request to judge the corpus's kernel against a problem."""
     settings = Settings(
         checks=2,
-        timing=Timing(enabled=timed, calls=5, warmup=0),
+        timing=Timing(calls=5, warmup=0) if timed else Timing().off(),
         deadlines=Deadlines(reference_s=reference_s, load_s=20, compile_s=3, construct_s=20, check_s=20, time_s=5),
         limits=Limits(
             host_memory_bytes=256 << 20, output_bytes=1 << 20, processes=64, file_bytes=64 << 20, scratch_bytes=16 << 20

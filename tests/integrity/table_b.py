@@ -21,7 +21,7 @@ _WITHIN: Final = (
     "A difference below the tolerance passes, whatever its reason. The verdict's evidence has the size of the error."
     " An evaluation can set another tolerance."
 )
-_UNTIMED: Final = Timing(enabled=False)
+_UNTIMED: Final = Timing().off()
 _REJECT_FINDINGS: Final = Policies(findings=Policy.REJECT)
 _REJECT_DECOYS: Final = Policies(decoys=Policy.REJECT)
 

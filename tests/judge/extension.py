@@ -36,7 +36,7 @@ class ModelNew(torch.nn.Module):
     def forward(self, x):
         return x * numbers.number()
 '''
-QUICK = Settings(checks=1, timing=Timing(enabled=False))
+QUICK = Settings(checks=1, timing=Timing().off())
 
 
 def kernel(top: str = "", after: str = "", number: int = 2) -> str:

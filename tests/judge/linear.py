@@ -33,7 +33,7 @@ class ModelNew(torch.nn.Module):
 WAIT = "__import__('time').sleep(0.005)"
 #: The problem with that statement.
 WAITING = PROBLEM.replace("return self.layer(x)", f"{WAIT}\n        return self.layer(x)")
-QUICK = Settings(checks=2, timing=Timing(enabled=False))
+QUICK = Settings(checks=2, timing=Timing().off())
 #: Statements that exceed the limits for files and bytes.
 FLOODS = [
     f"n = 0\n        while True:\n            n += 1\n            open(f'f{{n}}', 'wb').write(bytes({size}))"

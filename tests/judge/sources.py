@@ -45,6 +45,6 @@ def suite_of(folder: Path, module: str, *, names: list[str], **settings: Any) ->
             "kernel": TESTS_LINE + json.dumps(order),
             "backend": "pytest",
             "reuse": False,
-            "settings": {"timing": {"enabled": False}} | settings,
+            "settings": {"timing": {"purpose": "check"}} | settings,
         }
     )

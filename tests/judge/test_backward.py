@@ -62,7 +62,7 @@ class ModelNew(torch.nn.Module):
         {forward}
         return y, {{"x": x * 2}}
 """
-QUICK = Settings(checks=2, timing=Timing(enabled=False))
+QUICK = Settings(checks=2, timing=Timing().off())
 TIMED = Settings(checks=1, timing=Timing(calls=10, warmup=1))
 
 

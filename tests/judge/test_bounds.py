@@ -14,7 +14,7 @@ from kqueue.contract import Request, Settings, parse_request
 from kqueue.errors import InvalidRequest
 from tests.judge.linear import PROBLEM, right
 from tests.judge.rig import Rig
-from workers.judge.pipeline import series
+from workers.judge.pipeline import estimator
 
 _SCHEMA = Settings.model_json_schema()
 #: Settings of a request that is timed, with all parts that are left out by default.
@@ -96,5 +96,5 @@ def test_a_precision_that_no_gpu_reaches_is_refused(value: float) -> None:
     with pytest.raises(InvalidRequest, match=r"settings\.timing\.max_error: .*(at least 0\.01|greater|finite)"):
         _request("timing", "max_error", value)
     assert _request("timing", "max_error", 0.01)
-    _, share = series._ERRORS["gpu_clock"].own
+    _, share = estimator._ERRORS["gpu_clock"].own
     assert math.hypot(share, share) < 0.01

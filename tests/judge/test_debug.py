@@ -32,7 +32,7 @@ class ModelNew(torch.nn.Module):
 
 
 def judge(rig: Rig, kernel: str = KERNEL, backend: str = "triton", **switches: bool) -> tuple[Category, str]:
-    settings = Settings(checks=1, timing=Timing(enabled=False), debug=Debug(**switches))
+    settings = Settings(checks=1, timing=Timing().off(), debug=Debug(**switches))
     outcome = rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=backend, settings=settings))
     return outcome.category, outcome.log
 
@@ -52,4 +52,4 @@ def test_nothing_is_timed_under_a_switch() -> None:
         debug = Debug(**{switch: True})
         with pytest.raises(ValidationError, match="--no-timing"):
             Settings(debug=debug)
-        assert Settings(debug=debug, timing=Timing(enabled=False)).debug == debug
+        assert Settings(debug=debug, timing=Timing().off()).debug == debug

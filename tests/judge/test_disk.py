@@ -60,7 +60,7 @@ def small(disk: Path, judge_environment: None) -> Iterator[Rig]:
 
 
 def judge(rig: Rig, kernel: str, limits: Limits | None = None) -> Outcome:
-    settings = Settings(checks=1, timing=Timing(enabled=False), limits=limits or Limits())
+    settings = Settings(checks=1, timing=Timing().off(), limits=limits or Limits())
     return rig.judge(Request(problem=PROBLEM, kernel=kernel, backend="torch", settings=settings))
 
 

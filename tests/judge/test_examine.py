@@ -90,7 +90,7 @@ class ModelNew(torch.nn.Module):
 
 
 def judge(rig: Rig, kernel: str, backend: str = "triton", **examine: Any) -> Outcome:
-    settings = Settings(checks=1, timing=Timing(enabled=False), examine=Examination(**examine))
+    settings = Settings(checks=1, timing=Timing().off(), examine=Examination(**examine))
     return rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=backend, settings=settings))
 
 

@@ -127,8 +127,8 @@ def test_a_request_is_for_a_kernel_or_for_tests(tmp_path: Path) -> None:
         {"backend": "torch"},
         {"kernel": "class ModelNew: ..."},
         named | {"backend": "torch"},
-        {"settings": {"examine": {"profile": True}, "timing": {"enabled": False}}},
-        {"settings": {"examine": {"sanitize": ["racecheck"]}, "timing": {"enabled": False}}},
+        {"settings": {"examine": {"profile": True}, "timing": {"purpose": "check"}}},
+        {"settings": {"examine": {"sanitize": ["racecheck"]}, "timing": {"purpose": "check"}}},
     ):
         with pytest.raises(InvalidRequest, match="tests"):
             parse_request(dict(request) | wrong)

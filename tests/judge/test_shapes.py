@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Phase, Request, Settings, Timing
+from kqueue.contract import Phase, Purpose, Request, Settings, Timing
 from tests.judge import extension
 from tests.judge.linear import PROBLEM, QUICK, WAIT, WAITING, judge, right
 from tests.judge.rig import Rig
@@ -27,7 +27,9 @@ def test_every_shape_is_checked_and_timed(rig: Rig) -> None:
     """Each has fresh processes, a baseline of its own, and a row in the evidence."""
     rig.backend.baselines.clear()
     top = "import os\nassert not os.path.exists('seen')\nopen('seen', 'w').close()\n"
-    outcome = judge(rig, right(WAIT, top), Settings(checks=1, timing=Timing(calls=10, warmup=1, precision=0)), SHAPES)
+    outcome = judge(
+        rig, right(WAIT, top), Settings(checks=1, timing=Timing(purpose=Purpose.PUBLISH, calls=10, warmup=1)), SHAPES
+    )
     assert outcome.category is Category.PASSED, outcome.message
     known = outcome.evidence.shapes
     assert known is not None

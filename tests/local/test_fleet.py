@@ -114,7 +114,7 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypat
         assert [slot.lanes for slot in fleet.slots()] == [("cpu",)]
         kernel = RELU_KERNEL.format("return torch.relu(x)")
         with fleet.client() as kq:
-            settings = {"checks": 1, "timing": {"enabled": False}}
+            settings = {"checks": 1, "timing": {"purpose": "check"}}
             verdict = kq.evaluate(problem=RELU, kernel=kernel, backend="torch", lane="cpu", settings=settings)
         assert verdict.category is Category.PASSED, f"{verdict.message}\n{verdict.log}"
         for pid in stopped:

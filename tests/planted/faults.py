@@ -30,7 +30,7 @@ _CONDITIONS = "kqueue/store/evaluations/conditions.py"
 _COMPARE = "workers/judge/pipeline/compare.py"
 _EXCHANGE = "workers/judge/pipeline/exchange.py"
 _KEPT = "workers/judge/pipeline/kept.py"
-_SERIES = "workers/judge/pipeline/series.py"
+_ESTIMATOR = "workers/judge/pipeline/estimator.py"
 _SEAL = "workers/judge/sandbox/seal.py"
 _MESSAGES = "workers/messages.py"
 _AUTH = "kqueue/http/auth.py"
@@ -356,7 +356,7 @@ FAULTS = (
     Fault(
         "work_in_few_calls",
         "A kernel that works in some calls only is measured by those.",
-        _SERIES,
+        _ESTIMATOR,
         "times = [max(call, least) - taken for call in series.calls]",
         "times = [call - taken for call in series.calls]",
         ("tests/judge/pipeline/test_timing.py",),
@@ -364,7 +364,7 @@ FAULTS = (
     Fault(
         "null_slowed",
         "A kernel gains nothing from a launch overhead that it has slowed.",
-        _SERIES,
+        _ESTIMATOR,
         "return max(0.0, own if own <= theirs + slack else theirs)",
         "return own",
         ("tests/judge/pipeline/test_timing.py",),
@@ -372,9 +372,17 @@ FAULTS = (
     Fault(
         "own_time_trusted",
         "A time by a process's own clock counts only where the judge's clock confirms it.",
-        _SERIES,
+        _ESTIMATOR,
         "return None if excess is None or excess > 0 else",
         "return None if excess is None else",
+        ("tests/judge/pipeline/test_timing.py",),
+    ),
+    Fault(
+        "clock_error_left_out",
+        "Of 95 % intervals 95 % contain the truth.",
+        _ESTIMATOR,
+        "math.hypot(*widths, fixed, share * median * 1e6)",
+        "math.hypot(*widths)",
         ("tests/judge/pipeline/test_timing.py",),
     ),
     # The seal -------------------------------------------------------------------------------------------

@@ -301,7 +301,7 @@ def test_the_command_verifies(tmp_path: Path) -> None:
 def test_the_command_judges_again(tmp_path: Path) -> None:
     """A replay uses the receipt's sources or equal files, and compares outcomes of different devices."""
     cli = Cli(tmp_path, {"KQUEUE_SCRATCH": str(tmp_path / "scratch")})
-    settings = {"checks": 1, "timing": {"enabled": False}}
+    settings = {"checks": 1, "timing": {"purpose": "check"}}
     receipt = forged(lambda one: one.update(problem=None, settings=one["settings"] | settings))
     (tmp_path / "receipt.json").write_bytes(receipt)
     given = json.loads(STORED[""])

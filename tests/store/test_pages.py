@@ -211,6 +211,15 @@ def test_indexes_on_words_are_used(engine: Engine) -> None:
             assert f"ix_{table}_words" in plan, plan
 
 
+def test_leaderboards_have_no_times_for_rewards(engine: Engine, judged: Judge, problem_hash: str) -> None:
+    ranked, coarse = judged(Category.PASSED, 1, 5), judged(Category.PASSED, 2, 0.1)
+    with engine.begin() as connection:
+        coarser = text("UPDATE verdicts SET runtime = runtime || cast(:new AS jsonb) WHERE evaluation_id = :id")
+        connection.execute(coarser, {"id": coarse, "new": '{"purpose": "train"}'})
+    for lines in (boards.leaderboard(engine, problem_hash), reports.best(engine)):
+        assert [one.evaluation_id for one in lines] == [ranked]
+
+
 def test_trials_are_left_out_unless_asked_for(engine: Engine, judged: Judge, problem_hash: str) -> None:
     """Lists, rates, exports, searches and rankings have no autopsies, duels and tunings. A batch has its own times."""
     mine = judged(Category.PASSED, 1, 5, batch="mine")

@@ -100,7 +100,9 @@ class TestAnswer:
         first = fleet.judged(worker, batch="a", producer="x")
         assert fleet.reuses(batch="b", producer="y", priority="interactive", queue_wait_s=9, problem_label="p")
         assert [fleet.origin() for _ in range(2)] == [first] * 2
-        for other in ({"number": 1}, {"problem": "class Model: other"}, {"settings": {"checks": 2}}, {"reuse": False}):
+        others = [{"checks": 2}, *({"timing": {"purpose": purpose}} for purpose in ("check", "train", "publish"))]
+        more = ({"number": 1}, {"problem": "class Model: other"}, {"reuse": False})
+        for other in (*more, *({"settings": settings} for settings in others)):
             assert not fleet.reuses(**other), other
         second = fleet.judged(worker)
         assert fleet.origin() == second

@@ -121,7 +121,7 @@ class Fleet:
             "batch": self._batch,
             "reuse": False,
             "settings": {
-                "timing": {"enabled": False},
+                "timing": {"purpose": "check"},
                 "examine": {"sanitize": ["memcheck"] if sanitized else []},
                 "deadlines": {"load_s": _MOST_S, "check_s": timeout_s},
                 "limits": {"output_bytes": 1 << 30, "processes": 4096},

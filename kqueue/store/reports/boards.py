@@ -26,6 +26,7 @@ from sqlalchemy.sql.selectable import Subquery
 from kqueue.contract import RULES
 from kqueue.errors import UnknownEvaluation
 from kqueue.evidence import Profile
+from kqueue.states import Purpose
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM, REAL, REAL_PROBLEM, no_trial
 from kqueue.store.models import (
@@ -48,6 +49,8 @@ from kqueue.store.sql import columns, fetch
 _SAME: Final = (Summary.problem_hash, Summary.kernel_hash)
 _PRECISION: Final[ColumnElement[Any]] = Evaluation.settings["precision"].astext
 _RULES: Final = func.kqueue_rules(Evaluation.settings, literal(RULES, JSONB), type_=JSONB)
+#: Condition on times that are precise enough for a rank.
+_RANKED: Final = Verdict.runtime["purpose"].astext.is_distinct_from(Purpose.TRAIN)
 #: Number of the last profiles of a problem from which the displayed ones are chosen.
 _PROFILES: Final = 100
 #: Number of the last evaluations of a problem in which its kernels are counted.
@@ -242,7 +245,7 @@ def leaderboard(
     Args:
         precision, backend, device: the only precision, backend and device model to list.
     """
-    wanted = [Summary.problem_hash == problem_hash, no_trial(Summary.batch)]
+    wanted = [Summary.problem_hash == problem_hash, no_trial(Summary.batch), _RANKED]
     if precision is not None:
         wanted.append(literal(precision) == _PRECISION)
     if device is not None:

@@ -133,9 +133,7 @@ class ModelNew(torch.nn.Module):
 
 def judge(rig: Rig, kernel: str = "", problem: str = PROBLEM) -> Outcome:
     deadlines = Deadlines(reference_s=20, load_s=60, construct_s=60, check_s=600, time_s=20)
-    settings = Settings(
-        checks=2, timing=Timing(enabled=False), deadlines=deadlines, limits=Limits(output_bytes=1 << 20)
-    )
+    settings = Settings(checks=2, timing=Timing().off(), deadlines=deadlines, limits=Limits(output_bytes=1 << 20))
     source = (kernel or "import torch\nMARK = MARK_WORD\nforge = str\n") + _KERNEL
     source = source.replace("MARK_WORD", hex(MARK))
     return rig.judge(Request(problem=problem, kernel=source, backend="torch", settings=settings))

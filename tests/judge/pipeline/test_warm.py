@@ -50,7 +50,7 @@ KERNELS = {
     KERNEL.replace(RETURN, "x.mul_(2); return torch.nn.functional.gelu(self.layer(x / 2))"): Category.INPUT_MUTATED,
 }
 SLOW = KERNEL.replace(RETURN, f"import time; time.sleep(0.01); {RETURN}")
-QUICK = Settings(checks=2, timing=Timing(enabled=False), deadlines=Deadlines(check_s=3))
+QUICK = Settings(checks=2, timing=Timing().off(), deadlines=Deadlines(check_s=3))
 #: Settings with long deadlines, which do not end a process before the test does.
 PATIENT = QUICK.model_copy(update={"deadlines": Deadlines()})
 

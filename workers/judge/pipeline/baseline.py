@@ -17,21 +17,14 @@ from kqueue.contract import Phase
 from kqueue.evidence import Measurement
 from workers.judge.channel.orders import Order
 from workers.judge.ending import EvaluationEnded
-from workers.judge.pipeline import timing
+from workers.judge.pipeline import estimator, timing
 from workers.judge.pipeline.blame import blaming
 from workers.judge.pipeline.clocks import Instruments
 from workers.judge.pipeline.context import Context
+from workers.judge.pipeline.estimator import Basis, Series
 from workers.judge.pipeline.exchange import Exchange
 from workers.judge.pipeline.reference import Reference
-from workers.judge.pipeline.series import Basis, Series, overhead_of, summarise
 
-#: Maximum factor by which the judge's own work inside a call can differ from its time when a baseline was cached.
-_DRIFT: Final = 1.25
-#: Share by which a time in turn with the kernel can be longer than a time without the kernel, or shorter than a cached
-#: one, by clock, and the difference in milliseconds that is noise. The cached time's own error applies if it is more.
-_LONGER: Final[dict[Basis, float]] = {"gpu_clock": 0.02, "cpu_clock": 0.1}
-_SHORTER: Final = 0.05
-_NOISE_MS: Final[dict[Basis, float]] = {"gpu_clock": 0.0005, "cpu_clock": 0.02}
 #: Number of measurements of a baseline that is no longer than the launch overhead.
 _TRIES: Final = 3
 _WHAT: Final = "the reference, when it was timed,"
@@ -95,11 +88,11 @@ class Baseline:
             return self._baseline_for(series, compiled=False)
         measured = self.summarise(beside, fine=fine)
         cached = self._cached(beside.basis, fine=fine)
-        if cached is not None and _is_shorter(measured, cached):
+        if cached is not None and estimator.is_shorter(measured, cached):
             self._keep(cached := measured, measured.basis, replace=True)
-        elif cached is None or _is_longer(measured, cached):
+        elif cached is None or estimator.is_longer(measured, cached):
             cached = self._take(beside.basis, fine=fine)
-        is_slowed = cached.is_fine == fine and _is_longer(measured, cached)
+        is_slowed = cached.is_fine == fine and estimator.is_longer(measured, cached)
         self._context.evidence.baseline_taken = "without_kernel" if is_slowed else "in_turn"
         return cached if is_slowed else measured
 
@@ -124,7 +117,7 @@ class Baseline:
         precision = settings.precision + "+float64" * settings.keeps_float64 + "+tf32" * settings.tf32
         return (
             f"{timing.METHOD} {basis} {how} {precision} seed={settings.seed} {cold}"
-            f" calls={settings.timing.calls} precision={settings.timing.precision:g}{self._shape}"
+            f" calls={settings.timing.calls} purpose={settings.timing.purpose}{self._shape}"
         )
 
     def _cached(self, basis: Basis, *, compiled: bool = False, fine: bool = False) -> Measurement | None:
@@ -162,13 +155,14 @@ class Baseline:
         return self.summarise(series, fine=fine)
 
     def summarise(self, series: Series, *, fine: bool = True) -> Measurement:
-        """Return the measurement of a reference's series. See :func:`.series.summarise`."""
-        return summarise(series, overhead_of(series, self._slot), self._settings.timing, self._slot, fine=fine)
+        """Return the measurement of a reference's series. See :func:`.estimator.summarise`."""
+        overhead = estimator.overhead_of(series, on_gpu=(on_gpu := self._slot.on_gpu))
+        return estimator.summarise(series, overhead, self._settings.timing, on_gpu=on_gpu, fine=fine)
 
     def _baseline_for(self, series: Series, *, compiled: bool) -> Measurement:
         """Return the cached baseline, or a new one if there is none by this clock or the device has drifted."""
         cached = self._cached(series.basis, compiled=compiled)
-        if cached is not None and not _has_drifted(cached, series.yardstick_ms):
+        if cached is not None and not estimator.has_drifted(cached, series.yardstick_ms):
             return cached
         if cached is not None:
             drift = {"was_ms": cached.yardstick_ms, "is_ms": series.yardstick_ms}
@@ -176,7 +170,7 @@ class Baseline:
         if not compiled:
             taken = self._take(series.basis)
             # The kernel can have slowed down the judge's work. Then the cached baseline is still right.
-            is_right = cached is not None and not _has_drifted(cached, taken.yardstick_ms)
+            is_right = cached is not None and not estimator.has_drifted(cached, taken.yardstick_ms)
             return cached if cached is not None and is_right else taken
         exchange = self._begin_compiled()
         with self._steps.alone("measure_reference"), self._steps.backstop(Phase.TIME):
@@ -207,21 +201,3 @@ class Baseline:
     def _stopwatch(self, exchange: Exchange) -> timing.Stopwatch:
         """Return a stopwatch for a process, none of whose calls is verified."""
         return timing.Stopwatch(exchange, self._reference, self._slot, self._instruments)
-
-
-def _is_longer(beside: Measurement, alone: Measurement) -> bool:
-    """Return whether a time in turn with a kernel is so long that the kernel can have slowed down the reference."""
-    most = alone.median_ms * (1 + _LONGER[beside.basis]) + _NOISE_MS[beside.basis]
-    return beside.median_ms > max(most, alone.median_ms * (1 + (alone.error or 0.0)))
-
-
-def _is_shorter(beside: Measurement, alone: Measurement) -> bool:
-    """Return whether a time in turn with a kernel shows that the machine has become faster since ``alone``."""
-    least = alone.median_ms * (1 - _SHORTER) - _NOISE_MS[beside.basis]
-    return beside.q1_ms > 0 and beside.median_ms < min(least, alone.median_ms * (1 - (alone.error or 0.0)))
-
-
-def _has_drifted(known: Measurement, now: float | None) -> bool:
-    """Return whether the judge's own work in the calls shows that the device has changed since the baseline."""
-    then = known.yardstick_ms
-    return then is not None and now is not None and not 1 / _DRIFT < then / now < _DRIFT

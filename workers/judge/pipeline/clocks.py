@@ -45,6 +45,7 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.process import SealedProcess
 from workers.judge.gpu import environment
 from workers.judge.pipeline.cases import Case
+from workers.judge.pipeline.estimator import Sample
 from workers.judge.pipeline.exchange import Exchange, Output, copy_out
 
 #: Maximum seconds for a candidate to enqueue a call before the judge concludes that it waits for the GPU, for the first
@@ -134,20 +135,6 @@ class Instruments:
     watch: environment.Watch
     hold: Hold | None = None
     flusher: Flusher | None = None
-
-
-class Sample(NamedTuple):
-    """The times of one call in nanoseconds.
-
-    Attributes:
-        ns: the whole span.
-        yardstick_ns: the judge's own work before GO.
-        own_ns: the time of the forward by the process's own clock, or -1 if it reported none. Not trusted.
-    """
-
-    ns: int
-    yardstick_ns: int
-    own_ns: int = -1
 
 
 @dataclass(slots=True, eq=False)

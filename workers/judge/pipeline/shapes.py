@@ -175,6 +175,7 @@ def _mean(times: Sequence[Measurement | None], weights: Sequence[float]) -> Meas
     cpu = any(one.basis == "cpu_clock" for one in known)
     return Measurement(
         basis="cpu_clock" if cpu else "gpu_clock",
+        purpose=known[0].purpose,
         count=sum(one.count for one in known),
         discarded=sum(one.discarded for one in known),
         low_ms=None if error is None else max(0.0, mean["median_ms"] * (1 - error)),

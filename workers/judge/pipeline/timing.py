@@ -3,7 +3,7 @@
 Every call has new values. The outputs of each call are copied to memory that was allocated before the call. Some calls
 are kept and verified later (:mod:`workers.judge.pipeline.kept`). Calls on hidden variants are made at random positions
 by the same orders, and are all verified. A candidate that is right in some calls only, and lucky, gains nothing either:
-no call counts as shorter than the shortest kept call (:func:`.series.summarise`).
+no call counts as shorter than the shortest kept call (:func:`.estimator.summarise`).
 
 Candidate and reference are called in turns, in random order, while this slot has the device for itself. So both meet
 the same clocks, temperature and neighbours.
@@ -26,9 +26,8 @@ import gc
 import math
 import random
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Final, NoReturn
 
 import torch
@@ -39,34 +38,25 @@ from workers.judge.channel.gpu_memory import CudaCallError
 from workers.judge.channel.orders import Call
 from workers.judge.channel.tensors import TensorSpec
 from workers.judge.ending import EvaluationEnded
-from workers.judge.pipeline import clocks, series
+from workers.judge.pipeline import clocks, estimator
 from workers.judge.pipeline.blame import ABOUT_FORM
 from workers.judge.pipeline.cases import Case
 from workers.judge.pipeline.clocks import CpuClock, GpuClock, Hold, Instruments, TimedCall, empty_kernel_ns
+from workers.judge.pipeline.estimator import Basis, Kind, Series, Stopping
 from workers.judge.pipeline.exchange import Exchange
 from workers.judge.pipeline.kept import KeptCalls
 from workers.judge.pipeline.proxy import bytes_of
 from workers.judge.pipeline.reference import Reference
-from workers.judge.pipeline.series import Basis, Series
 from workers.judge.slot_config import SlotConfig
 
 #: Version of this module's method, a part of the key under which baselines are cached.
 METHOD: Final = "15"
-#: Number of launch-overhead measurements as a share of the calls, of a candidate and of the reference.
-OVERHEAD_SHARE: Final = 0.2
-_REFERENCE_SHARE: Final = 0.3
-#: The same share until there are enough. They are spread over the calls, because the first calls can be slower.
-_FIRST_SHARE: Final = 0.5
 #: Share of the time phase's deadline after which no further call begins.
 _BUDGET: Final = 0.6
-#: Time in seconds after which a series ends even if it is not precise, if it has enough calls, and for which the
-#: reference is called in turn. By the CPU's clock, more calls next to other processes hardly narrow the interval.
-_SERIES_S: Final[dict[Basis, float]] = {"gpu_clock": 1.0, "cpu_clock": 0.2}
-#: Number of calls after an empty kernel as a share of the plain calls, and their minimum number.
-_IN_TURN_SHARE: Final = 0.15
+#: Minimum number of calls after an empty kernel.
 _FEWEST_IN_TURN: Final = 3
-#: Number of calls over which the calls on variants are spread.
-_SPREAD: Final = 12
+#: Kinds of calls that are not of the kind of those that count.
+_CALLS: Final = {Kind.OVERHEAD: Call.OVERHEAD, Kind.IN_TURN: Call.IN_TURN}
 #: Number of calls between two reads of the device's clocks.
 _LOOK_EVERY: Final = 8
 #: Least and greatest number of turns whose calls are made together, and their number once a series has enough calls.
@@ -98,11 +88,11 @@ def turns_together(reference: Reference) -> int:
 
 def usual_inputs(timing: Timing, reference: Reference) -> int:
     """Return the number of input sets for a series of candidate and reference that ends by precision."""
-    calls = min(timing.calls, sum(series.ENOUGH))
+    calls = estimator.most_before_look(timing)
     if turns_together(reference) > 1:
         return timing.warmup + calls
-    shares = 2 + OVERHEAD_SHARE + _REFERENCE_SHARE + 2 * _IN_TURN_SHARE
-    return 2 * timing.warmup + math.ceil(calls * shares) + 2 * series.FEWEST_OVERHEADS
+    shares = 2 + sum(estimator.OVERHEAD_SHARES) + 2 * estimator.IN_TURN_SHARE
+    return 2 * timing.warmup + math.ceil(calls * shares) + 2 * estimator.FEWEST_OVERHEADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +114,15 @@ class _Inputs:
 
     Attributes:
         variants: hidden variants that are still to be called.
+        kept: keeps the calls of a candidate.
+        beside: the reference in turn.
         last: the inputs of the last call.
     """
 
     reference: Reference
     variants: list[Case]
+    kept: KeptCalls | None
+    beside: Beside | None
     last: Case | None = None
 
     def fresh(self) -> Case:
@@ -152,20 +146,11 @@ class _Inputs:
         return self.last if is_large and self.last is not None and self.last.inputs else self.fresh()
 
 
-class _Purpose(Enum):
-    """The reason for a timed call."""
-
-    SAMPLE = auto()
-    OVERHEAD = auto()
-    IN_TURN = auto()
-    VARIANT = auto()
-
-
 @dataclass(slots=True, eq=False)
 class _Planned(TimedCall):
     """A call of a series, and whether its outputs are held after it."""
 
-    purpose: _Purpose = _Purpose.SAMPLE
+    made_for: Kind = Kind.SAMPLE
     is_held: bool = False
 
 
@@ -175,131 +160,64 @@ class _Caller:
     Attributes:
         series: their times.
         blocks: True if its forward waits for the GPU, so that the GPU's clock cannot time it.
-        needs_overheads: True to make an overhead call in each turn, because it is not settled which clock counts.
     """
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        inputs: _Inputs,
-        basis: Basis,
-        kind: Call,
-        timing: Timing,
-        kept: KeptCalls | None,
-        beside: Beside | None,
-    ) -> None:
-        """Make no call yet.
-
-        Args:
-            kind: the kind of the calls that count.
-            kept: keeps the calls of a candidate.
-            beside: set for a reference in turn.
-        """
-        self.series = Series(basis)
-        self.blocks = self.needs_overheads = False
+    def __init__(self, exchange: Exchange, series: Series, kind: Call, stopping: Stopping, inputs: _Inputs) -> None:
+        """Make no call yet. ``kind`` is the kind of the calls that count."""
+        self.series = series
+        self.blocks = False
         self.exchange = exchange
         self._inputs = inputs
         self._kind = kind
-        self._timing = timing
-        self._kept = kept
-        self._beside = beside
-        self._share = OVERHEAD_SHARE if kept is not None else _REFERENCE_SHARE
+        self._stopping = stopping
+        self._kept, self._beside = (inputs.kept, None) if series is stopping.series[0] else (None, inputs.beside)
         self._random = random.SystemRandom()
-        self._warming = timing.warmup
         self._misses = self._missed = 0
-        self._looks = kind is Call.PLAIN and basis == "gpu_clock"
         self._left_s = inputs.reference.settings.deadlines.time_s
-        self._spent_s = 0.0
-        #: Number of calls since the last look at the device's clocks, and of the last call that was kept before.
-        self._since = 0
-        self._mark = kept.counted if kept is not None else 0
+        #: Number of the last call that was kept before the last look at the device's clocks.
+        self._mark = self._kept.counted if self._kept is not None else 0
         #: Memory to which the outputs of calls are copied, and that no call uses now.
         self._room = [self._make_room()]
 
     def turn(self, shared: Case | None) -> Iterator[_Planned]:
-        """Yield one call to time, and at random some other calls. Each has inputs once it is yielded.
+        """Yield the calls of a turn. Each has inputs once it is yielded.
 
         Args:
             shared: the inputs of the turn, for all processes. None takes new ones for each call.
         """
-        one, ready = self.series, self._warming == 0
-        if self._is_spent() and len(one.calls) >= series.FEWEST and len(one.overheads) >= series.FEWEST_OVERHEADS:
-            return
-        share, missing = self._share, series.FEWEST_OVERHEADS - len(self.series.overheads)
-        if missing > 0:
-            share = max(_FIRST_SHARE, missing / max(1, self._timing.calls - len(self.series.calls)))
-        wants = self._random.random() < share and not self.series.knows_overhead(self._timing.precision)
-        # The first call of an order differs, so neither kind of call is always first.
-        comes_late = self._random.random() < 0.5
-        if (wants or self.needs_overheads) and not comes_late:
-            yield self._overhead(shared)
-        if self._looks and ready and self._random.random() < _IN_TURN_SHARE:
-            yield self._plan(_Purpose.IN_TURN, Call.IN_TURN, shared or self._inputs.fresh())
-        if self._kept is not None and ready:
-            due = len(self._inputs.variants) / max(1, _SPREAD - len(self.series.calls))
-            if self._random.random() < due:
-                yield from self._variant()
-        yield self._plan(_Purpose.SAMPLE, self._kind, shared or self._inputs.fresh())
-        if (wants or self.needs_overheads) and comes_late:
-            yield self._overhead(shared)
-
-    def _overhead(self, shared: Case | None) -> _Planned:
-        case = shared or self._inputs.for_overhead(on_gpu=self.series.basis == "gpu_clock")
-        return self._plan(_Purpose.OVERHEAD, Call.OVERHEAD, case)
-
-    def _variant(self) -> Iterator[_Planned]:
-        if (case := self._inputs.variant()) is not None:
-            yield self._plan(_Purpose.VARIANT, self._kind, case)
-
-    def _plan(self, purpose: _Purpose, kind: Call, case: Case) -> _Planned:
-        into = self._room.pop() if self._room else self._make_room()
-        is_inspected = (
-            self._kept is not None and purpose is not _Purpose.OVERHEAD and self._random.random() < _INSPECTED
-        )
-        return _Planned(self.exchange, kind, case, into, is_inspected, purpose=purpose)
-
-    def is_done(self, more: float, *, long: bool, late: bool) -> bool:
-        """Return whether no further call is needed.
-
-        Args:
-            more: a random number below 1, the same for all processes.
-            long: True if the series has taken so long that it ends with enough calls.
-            late: True if it has taken so long that it ends with the fewest calls.
-        """
-        one, calls = self.series, len(self.series.calls)
-        if len(one.overheads) < series.FEWEST_OVERHEADS:
-            return False
-        if calls >= self._timing.calls:
-            return True
-        if calls < series.FEWEST:
-            return False
-        if late or self._is_spent():
-            return True
-        wanted = self._timing.precision
-        if wanted <= 0 or calls < series.enough(more):
-            return False
-        return long or one.is_precise(wanted)
-
-    def _is_spent(self) -> bool:
-        """Return whether this is the reference in turn with a kernel, and has used its time."""
-        return self._beside is not None and self._spent_s > _SERIES_S[self.series.basis]
-
-    def look(self, *, throttled: bool) -> None:
-        """Discard the calls since the last look if the device was throttled."""
-        if throttled:
-            self.series.discard(self._since)
-            if self._kept is not None:
-                self._kept.discount(self._mark)
-        self._since = 0
-        self._mark = self._kept.counted if self._kept is not None else 0
+        variants = len(self._inputs.variants) if self._kept is not None else 0
+        share = estimator.OVERHEAD_SHARES[self._kept is None]
+        return self._planned(self._stopping.kinds(self.series, share, variants), shared)
 
     def missing(self) -> Iterator[_Planned]:
         """Yield the calls that a finished series still lacks."""
         while self._kept is not None and self._inputs.variants and not self.blocks:
-            yield from self._variant()
+            yield from self._planned([Kind.VARIANT], None)
         for _ in range(_FEWEST_IN_TURN - len(self.series.in_turn)):
-            if self._looks:
-                yield self._plan(_Purpose.IN_TURN, Call.IN_TURN, self._inputs.fresh())
+            if self.series.looks_in_turn:
+                yield from self._planned([Kind.IN_TURN], None)
+
+    def _planned(self, kinds: Sequence[Kind], shared: Case | None) -> Iterator[_Planned]:
+        on_gpu = self.series.basis == "gpu_clock"
+        for kind in kinds:
+            if kind is Kind.VARIANT:
+                case = self._inputs.variant()
+            elif kind is Kind.OVERHEAD:
+                case = shared or self._inputs.for_overhead(on_gpu=on_gpu)
+            else:
+                case = shared or self._inputs.fresh()
+            if case is not None:
+                into = self._room.pop() if self._room else self._make_room()
+                inspects = self._kept is not None and kind is not Kind.OVERHEAD and self._random.random() < _INSPECTED
+                yield _Planned(self.exchange, _CALLS.get(kind, self._kind), case, into, inspects, made_for=kind)
+
+    def look(self, *, throttled: bool) -> None:
+        """Discard the calls since the last look if the device was throttled."""
+        self.series.look(throttled=throttled)
+        if self._kept is not None:
+            if throttled:
+                self._kept.discount(self._mark)
+            self._mark = self._kept.counted
 
     def begin(self) -> None:
         """Begin or resume the process's time phase."""
@@ -312,38 +230,29 @@ class _Caller:
         # A longer time would have ended the process, so the host was paused.
         if seconds < self._left_s:
             self._left_s -= seconds
-        self._spent_s += seconds
         self._missed += missed
         self._misses = self._misses + 1 if missed else 0
         self.blocks |= self._misses >= MISSES or self._missed >= _MISSED
 
-    def note(self, call: _Planned, beside: _Planned | None) -> None:
-        """Record the times of a call that was made. ``beside`` is the reference's call on the same inputs, or None."""
-        sample = call.sample
-        if sample is None:
-            if call.purpose is _Purpose.VARIANT:
+    def note(self, call: _Planned, seconds: float, beside: _Planned | None) -> None:
+        """Record the times of a call that took ``seconds``, and reuse its memory if it is not kept.
+
+        Args:
+            beside: the reference's call on the same inputs, or None.
+        """
+        counts = self._stopping.add(self.series, call.made_for, call.sample, seconds)
+        is_variant = call.made_for is Kind.VARIANT
+        if call.sample is None:
+            if is_variant:
                 self._inputs.variants.append(call.case)
-        elif call.purpose is _Purpose.OVERHEAD:
-            if self._warming == 0:
-                self.series.overheads.append(sample.ns)
-                self.series.yardsticks.append(sample.yardstick_ns)
-                self.series.own_overheads.append(sample.own_ns)
-        elif call.purpose is _Purpose.IN_TURN:
-            self.series.in_turn.append(sample.ns)
-            self._looks = sample.ns < series.LONG_NS
-            self._keep(call, None, beside)
-        elif call.purpose is _Purpose.VARIANT:
-            self.series.variants.append(sample.ns)
-            self._keep(call, None, None)
-        elif self._warming:
-            self._warming -= 1
-        else:
+        elif self._kept is not None and (counts or is_variant or call.made_for is Kind.IN_TURN):
+            beside = None if is_variant else beside
+            ns = call.sample.ns if counts else None
+            call.is_held = self._kept.offer(call.case, ns, call.into, beside and beside.into)
+            if beside is not None:
+                beside.is_held |= call.is_held
+        if counts:
             self.series.layouts.add(tuple(tuple(view.stride()) for view in call.views))
-            self.series.calls.append(sample.ns)
-            self.series.yardsticks.append(sample.yardstick_ns)
-            self.series.own.append(sample.own_ns)
-            self._since += 1
-            self._keep(call, sample.ns, beside)
         if not call.is_held:
             self._room.append(call.into)
 
@@ -358,13 +267,6 @@ class _Caller:
             self._inputs.reference.confirm_form(call.case)
         raise error
 
-    def _keep(self, call: _Planned, ns: int | None, beside: _Planned | None) -> None:
-        """Offer a candidate's call to be kept."""
-        if self._kept is not None:
-            call.is_held = self._kept.offer(call.case, ns, call.into, beside and beside.into)
-            if beside is not None:
-                beside.is_held |= call.is_held
-
     def _make_room(self) -> list[torch.Tensor]:
         """Return memory for the outputs of calls, allocated and mapped in advance."""
         room = self.exchange.blanks()
@@ -372,15 +274,6 @@ class _Caller:
             for tensor in room:
                 tensor.reshape(-1).view(torch.uint8).zero_()  # This makes Linux map the pages now.
         return room
-
-
-def _settle(callers: Sequence[_Caller]) -> bool:
-    """Return whether it is settled for all series which clock counts. If not, request further overhead calls."""
-    own, *beside = [caller.series for caller in callers]
-    settled = all([series.is_settled(own, *beside), *map(series.is_settled, beside)])
-    for caller in callers:
-        caller.needs_overheads = not settled
-    return settled
 
 
 class Stopwatch:
@@ -435,28 +328,24 @@ class Stopwatch:
                 throttled throughout (``timing_unstable``).
         """
         self._flusher = self._instruments.flusher if timing.cold_l2 else None
-        inputs = _Inputs(self._reference, list(variants))
-        kinds = [Call.PLAIN] * (1 if beside is None else 2)
-        callers: list[_Caller] | None = None
+        inputs = _Inputs(self._reference, list(variants), self._kept, beside)
+        on_cpu = CpuClock(self._flusher, on_gpu=self._slot.on_gpu)
+        clock = on_cpu if basis == "cpu_clock" else GpuClock(self._hold, self._flusher)
+        kinds = dict.fromkeys([self._exchange] if beside is None else [self._exchange, beside.exchange], Call.PLAIN)
         with _no_collections():
             enough_at = time.monotonic() + self._seconds * _BUDGET
-            while basis == "gpu_clock" and callers is None:
-                callers = self._take(GpuClock(self._hold, self._flusher), beside, kinds, inputs, timing, enough_at)
-                if callers is None:
+            while True:
+                callers = self._take(clock, kinds, inputs, timing, enough_at)
+                if callers[0].blocks:
+                    clock, kinds = on_cpu, dict.fromkeys(kinds, Call.PLAIN)
+                    continue
+                kinds = {caller.exchange: kinds[caller.exchange] for caller in callers}
+                unswitched = {caller.exchange: Call.IN_TURN for caller in callers if caller.series.takes_no_turn}
+                if not unswitched:
                     break
-                beside = beside if len(callers) > 1 else None
-                if any(caller.series.takes_no_turn for caller in callers):
-                    kinds = [
-                        Call.IN_TURN if caller.series.takes_no_turn else kind
-                        for caller, kind in zip(callers, kinds, strict=False)
-                    ]
-                    callers = None
-            if callers is None:
-                clock = CpuClock(self._flusher, on_gpu=self._slot.on_gpu)
-                callers = self._take(clock, beside, [Call.PLAIN, Call.PLAIN], inputs, timing, enough_at)
-            assert callers is not None
+                kinds |= unswitched
         every = [caller.series for caller in callers]
-        for one, kind in zip(every, kinds, strict=False):
+        for one, kind in zip(every, kinds.values(), strict=True):
             self._complete(one, kind)
         self._series = every[0]
         return every[0], every[1] if len(every) > 1 else None
@@ -464,7 +353,7 @@ class Stopwatch:
     def _complete(self, one: Series, kind: Call) -> None:
         """Add to a series the facts that do not come from its calls."""
         one.clocks = self._instruments.watch.clocks()
-        if len(one.calls) < series.FEWEST:
+        if len(one.calls) < estimator.FEWEST:
             raise EvaluationEnded(
                 Category.TIMING_UNSTABLE,
                 f"the device was throttled in {one.discarded} of {one.discarded + len(one.calls)} calls",
@@ -477,38 +366,38 @@ class Stopwatch:
     def _take(
         self,
         clock: GpuClock | CpuClock,
-        beside: Beside | None,
-        kinds: list[Call],
+        kinds: Mapping[Exchange, Call],
         inputs: _Inputs,
         timing: Timing,
         enough_at: float,
-    ) -> list[_Caller] | None:
-        """Time a series of each process by one clock. Return None if the first one's forward waits for the GPU.
+    ) -> list[_Caller]:
+        """Time a series of each process by one clock, unless the first one's forward waits for the GPU.
 
         The reference's series is left out if the reference alone waits for the GPU.
         """
         if self._kept is not None:
             self._kept.discount(0)
-        own = _Caller(self._exchange, inputs, clock.basis, kinds[0], timing, self._kept, None)
-        callers = [own]
-        if beside is not None:
-            callers.append(_Caller(beside.exchange, inputs, clock.basis, kinds[1], timing, None, beside))
-        more, turns, long_at = self._random.random(), 0, time.monotonic() + _SERIES_S[own.series.basis]
-        look_at, enough = _LOOK_EVERY, timing.warmup + series.enough(more)
+        on_gpu, begun = clock.basis == "gpu_clock", time.monotonic()
+        series = {
+            each: Series(clock.basis, timing.warmup, on_gpu and kind is Call.PLAIN) for each, kind in kinds.items()
+        }
+        stopping = Stopping(timing, list(series.values()), self._random)
+        callers = [_Caller(exchange, one, kinds[exchange], stopping, inputs) for exchange, one in series.items()]
+        own, turns, look_at, enough = callers[0], 0, _LOOK_EVERY, timing.warmup + stopping.first_look
         seconds = self._reference.forward_s
         while True:
             count = self._turns(clock, seconds, enough - turns, timing.calls - len(own.series.calls))
             blocks = self._turn(callers) if count == 1 else self._together(callers, inputs, count)
             seconds = self._make(clock, callers, blocks)
             if own.blocks:
-                return None
-            callers = [caller for caller in callers if not caller.blocks]
+                return callers
+            if callers[-1].blocks:
+                del callers[1:]
+                del stopping.series[1:]
             turns += count
             now = time.monotonic()
             late = now > enough_at
-            done = all(caller.is_done(more, long=now > long_at, late=late) for caller in callers)
-            if done and not late and len(own.series.calls) < timing.calls:
-                done = _settle(callers)
+            done = stopping.is_finished(now - begun, late=late)
             if done or turns >= look_at:
                 look_at = turns + _LOOK_EVERY
                 throttled = self._instruments.watch.throttled()
@@ -570,11 +459,11 @@ class Stopwatch:
             beside = {
                 call.case: call
                 for call in block
-                if call.exchange is not self._exchange and call.purpose is _Purpose.SAMPLE and call.sample is not None
+                if call.exchange is not self._exchange and call.made_for is Kind.SAMPLE and call.sample is not None
             }
             # The reference's calls come last, because its outputs are held with the candidate's.
             for call in sorted(block, key=lambda call: call.exchange is not self._exchange):
-                owners[call.exchange].note(call, beside.get(call.case))
+                owners[call.exchange].note(call, spent, beside.get(call.case))
             made += len(block)
         return (time.monotonic() - begun) / max(made, 1)
 

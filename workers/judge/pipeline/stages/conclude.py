@@ -11,7 +11,7 @@ from kqueue.contract import Outcome, Phase, Policy
 from kqueue.evidence import Measurement
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.control import End
-from workers.judge.pipeline import provenance, sensitivity, series, speed_of_light
+from workers.judge.pipeline import estimator, provenance, sensitivity, speed_of_light
 from workers.judge.pipeline.cases import Form
 from workers.judge.pipeline.context import Context
 from workers.judge.pipeline.evidence import merge_errors
@@ -113,19 +113,18 @@ def _compare_times(context: Context, referenced: Referenced, times: Times) -> tu
         first = measured = baseline.settle(own, None, fine=False)
     else:
         first, measured = baseline.summarise(times.beside), None
-    overhead = series.overhead_of(own, context.slot, first)
-    runtime = series.summarise(own, overhead, settings, context.slot, times.beside, fine=first.is_fine)
+    on_gpu = context.slot.on_gpu
+    overhead = estimator.overhead_of(own, first, on_gpu=on_gpu)
+    runtime = estimator.summarise(own, overhead, settings, times.beside, on_gpu=on_gpu, fine=first.is_fine)
     measured = measured or baseline.settle(own, times.beside, fine=runtime.is_fine)
     if runtime.is_fine and times.beside is not None:
-        outside = series.summarise(own, overhead, settings, context.slot, times.beside, fine=False).median_ms
+        outside = estimator.summarise(own, overhead, settings, times.beside, on_gpu=on_gpu, fine=False).median_ms
         theirs = baseline.summarise(times.beside, fine=False).median_ms
         context.evidence.judge_speedup = theirs / outside if outside > 0 else None
     context.device.after_timing()
     if own.variants:
-        gross, usual = statistics.median(own.variants), statistics.median(own.calls)
-        net = usual - overhead + own.empty_ns
-        ratio = (net + gross - usual) / net if net > 0 else None
         slower = len(own.variants) > 2 and min(own.variants) > statistics.quantiles(own.calls, n=10)[-1]
+        ratio = own.variant_ratio(overhead)
         context.evidence.timed_variants = {"count": len(own.variants), "ratio": ratio, "slower": slower}
     if settings.compiled_baseline:
         context.evidence.compiled_baseline = baseline.compiled_baseline(own)

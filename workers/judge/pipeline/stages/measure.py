@@ -21,11 +21,11 @@ from workers.judge.pipeline.blame import ABOUT_FORM, ABOUT_VALUES
 from workers.judge.pipeline.cases import GIVEN, Case
 from workers.judge.pipeline.clocks import CpuClock, GpuClock, TimedCall
 from workers.judge.pipeline.context import Context, Grant
+from workers.judge.pipeline.estimator import Series
 from workers.judge.pipeline.evidence import Fields, merge_errors
 from workers.judge.pipeline.exchange import Candidate
 from workers.judge.pipeline.kept import KeptCalls
 from workers.judge.pipeline.reference import Reference
-from workers.judge.pipeline.series import Series
 from workers.judge.pipeline.stages.load import Loaded
 from workers.judge.pipeline.stages.refer import Referenced
 

@@ -1,28 +1,57 @@
-"""Series of timed calls, and the statistics by which a series becomes a measurement."""
+"""From samples of timed calls to a measurement with its interval, and the rule for when there are enough samples.
+
+This module is pure. It knows no clock, process or device: callers make the calls, and add their samples and seconds.
+
+1. :class:`Stopping` says which calls a turn makes, takes their samples, and says when they suffice.
+2. :class:`Series` holds the samples of one process by one clock.
+3. :func:`summarise` makes a measurement of a series, with the launch overhead of :func:`overhead_of` subtracted.
+4. :func:`is_longer`, :func:`is_shorter` and :func:`has_drifted` compare two measurements of one reference.
+"""
 
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from enum import Enum, auto
+from typing import Final, Literal, NamedTuple
 
-from kqueue.contract import Timing
+from kqueue.contract import Purpose, Timing
 from kqueue.evidence import Clocks, Histogram, Measurement
-from workers.judge.slot_config import SlotConfig
 
 Basis = Literal["gpu_clock", "cpu_clock"]
 
 #: Minimum number of calls in a measurement, even if the time budget is exceeded, and of overhead calls.
 FEWEST: Final = 5
 FEWEST_OVERHEADS: Final = 3
-#: Minimum number of calls after which precision can end a measurement, and the maximum that is added at random.
-ENOUGH: Final = (9, 6)
+#: By purpose: the relative half width of the median's interval at which calls suffice, the minimum number of calls
+#: before the first look at it, and the number of random values that are added to this minimum.
+_LOOKS: Final = {Purpose.TRAIN: (0.05, 5, 4), Purpose.RANK: (0.01, 9, 6), Purpose.PUBLISH: (0.005, 14, 7)}
+#: Standard deviations in half a median's interval. It is wider if a series went on after its first look, because it
+#: ends at the look at which the samples happen to differ least (`benchmarks/coverage.py`).
+_DEVIATES: Final = (1.96, 2.05)
+#: Factors that make half the range of few overhead calls as wide as this interval, by a process's own clock. By the
+#: judge's clock kernel and reference subtract the same overhead, whose error counts twice already.
+_FEW: Final = {3: 1.5, 4: 1.1}
+#: Number of overhead calls as a share of the calls, of a candidate and of the reference, and until there are enough.
+#: They are spread over the calls, because the first calls can be slower.
+OVERHEAD_SHARES: Final = (0.2, 0.3)
+_FIRST_SHARE: Final = 0.5
+#: Number of calls after an empty kernel as a share of the plain calls.
+IN_TURN_SHARE: Final = 0.15
+#: Number of calls over which the calls on variants are spread.
+_SPREAD: Final = 12
+#: Time in seconds after which a series ends even if it is not precise, if it has enough calls, and for which the
+#: reference is called in turn. By the CPU's clock, more calls next to other processes hardly narrow the interval.
+SERIES_S: Final[dict[Basis, float]] = {"gpu_clock": 1.0, "cpu_clock": 0.2}
 #: Time by which a call after an empty kernel can exceed a plain one, in nanoseconds and as a share. The kernel takes
 #: about 2 us, and a context switch on the GPU 280 us.
 _IN_TURN_SLACK: Final = (10e3, 0.02)
 #: Duration of calls in nanoseconds above which a context switch is too short to be seen.
-LONG_NS: Final = 280e3 / _IN_TURN_SLACK[1]
+_LONG_NS: Final = 280e3 / _IN_TURN_SLACK[1]
+#: Number of calls after which overhead calls that take longer than the calls are no accident.
+_CERTAIN: Final = 30
 #: Sufficient precision of the launch overhead relative to the precision of the calls.
 _OVERHEAD_PART: Final = 0.25
 #: Half width in nanoseconds at which any median is precise enough, because a GPU's clock is no finer.
@@ -39,6 +68,36 @@ _TRIMMED: Final = 0.35
 #: Number of bins of a histogram, and the number of interquartile ranges above the third quartile where its range ends.
 _BINS: Final = 20
 _FAR: Final = 3.0
+#: Maximum factor by which the judge's own work inside a call can differ from its time when a baseline was cached.
+_DRIFT: Final = 1.25
+#: Share by which a time in turn with the kernel can be longer than a time without the kernel, or shorter than a cached
+#: one, by clock, and the difference in milliseconds that is noise. The cached time's own error applies if it is more.
+_LONGER: Final[dict[Basis, float]] = {"gpu_clock": 0.02, "cpu_clock": 0.1}
+_SHORTER: Final = 0.05
+_NOISE_MS: Final[dict[Basis, float]] = {"gpu_clock": 0.0005, "cpu_clock": 0.02}
+
+
+class Kind(Enum):
+    """The reason for a timed call."""
+
+    SAMPLE = auto()
+    OVERHEAD = auto()
+    IN_TURN = auto()
+    VARIANT = auto()
+
+
+class Sample(NamedTuple):
+    """The times of one call in nanoseconds.
+
+    Attributes:
+        ns: the whole span.
+        yardstick_ns: the judge's own work before GO.
+        own_ns: the time of the forward by the process's own clock, or -1 if it reported none. Not trusted.
+    """
+
+    ns: int
+    yardstick_ns: int
+    own_ns: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,30 +132,14 @@ class _Errors:
 
 _ERRORS: Final[dict[Basis, _Errors]] = {
     "gpu_clock": _Errors(
-        outside=(2500.0, 0.005),
-        own=(300.0, 0.005),
-        agrees=(4e3, 0.02, 0.0, 1.0),
-        most_ns=6e3,
-        reference_ns=10e3,
-        limit_ns=500e3,
-        resolution_ns=150.0,
-        refuting_ns=2e3,
-        overhead_ns=1e3,
-        overheads_ns=600.0,
+        outside=(2500.0, 0.005), own=(300.0, 0.005), agrees=(4e3, 0.02, 0.0, 1.0), most_ns=6e3, reference_ns=10e3,
+        limit_ns=500e3, resolution_ns=150.0, refuting_ns=2e3, overhead_ns=1e3, overheads_ns=600.0,
     ),
     "cpu_clock": _Errors(
-        outside=(20e3, 0.02),
-        own=(3e3, 0.02),
-        agrees=(20e3, 0.05, 3.0, 0.0),
-        most_ns=100e3,
-        reference_ns=300e3,
-        limit_ns=5e6,
-        resolution_ns=3e3,
-        refuting_ns=math.inf,
-        overhead_ns=math.inf,
-        overheads_ns=30e3,
+        outside=(20e3, 0.02), own=(3e3, 0.02), agrees=(20e3, 0.05, 3.0, 0.0), most_ns=100e3, reference_ns=300e3,
+        limit_ns=5e6, resolution_ns=3e3, refuting_ns=math.inf, overhead_ns=math.inf, overheads_ns=30e3,
     ),
-}
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -104,10 +147,13 @@ class Series:
     """Times in nanoseconds, including the launch overhead.
 
     Attributes:
+        warming: number of further samples that do not count, because they warm up.
+        looks_in_turn: whether calls after an empty kernel are made too.
         calls: the timed calls.
         overheads: overhead calls.
         yardsticks: the judge's own work inside the calls.
         own, own_overheads: times of the same calls by the process's own clock, which are not trusted, or -1.
+        unlooked: number of the last calls for which it is not known whether the device was throttled.
         discarded: number of calls that do not count because the device was throttled.
         kept: times of the calls that are kept to be verified.
         in_turn: additional calls after an empty kernel.
@@ -118,11 +164,14 @@ class Series:
     """
 
     basis: Basis
+    warming: int = 0
+    looks_in_turn: bool = False
     calls: list[int] = field(default_factory=list[int])
     overheads: list[int] = field(default_factory=list[int])
     yardsticks: list[int] = field(default_factory=list[int])
     own: list[int] = field(default_factory=list[int])
     own_overheads: list[int] = field(default_factory=list[int])
+    unlooked: int = 0
     discarded: int = 0
     kept: list[int] = field(default_factory=list[int])
     in_turn: list[int] = field(default_factory=list[int])
@@ -157,11 +206,36 @@ class Series:
         counted = ordered[: len(ordered) - int(_TRIMMED * len(ordered))]
         return statistics.fmean(counted) / statistics.median(ordered)
 
-    def discard(self, last: int) -> None:
-        """Discard the last calls, because the device was throttled."""
-        if last:
-            del self.calls[-last:], self.own[-last:]
-            self.discarded += last
+    def variant_ratio(self, overhead_ns: float) -> float | None:
+        """Return the median time on variants relative to that on the problem's inputs. None if it is too short."""
+        gross, usual = statistics.median(self.variants), statistics.median(self.calls)
+        net = usual - overhead_ns + self.empty_ns
+        return (net + gross - usual) / net if net > 0 else None
+
+    def add(self, kind: Kind, sample: Sample) -> bool:
+        """Add the sample of a call. Return True if it is one of the calls that count."""
+        if kind is Kind.IN_TURN:
+            self.in_turn.append(sample.ns)
+            self.looks_in_turn = sample.ns < _LONG_NS
+        elif kind is Kind.VARIANT:
+            self.variants.append(sample.ns)
+        elif self.warming:
+            self.warming -= kind is Kind.SAMPLE
+        else:
+            ns, own = (self.calls, self.own) if kind is Kind.SAMPLE else (self.overheads, self.own_overheads)
+            ns.append(sample.ns)
+            own.append(sample.own_ns)
+            self.yardsticks.append(sample.yardstick_ns)
+            self.unlooked += kind is Kind.SAMPLE
+            return kind is Kind.SAMPLE
+        return False
+
+    def look(self, *, throttled: bool) -> None:
+        """Discard the calls since the last look at the device's clocks if it was throttled."""
+        if throttled and self.unlooked:
+            del self.calls[-self.unlooked :], self.own[-self.unlooked :]
+            self.discarded += self.unlooked
+        self.unlooked = 0
 
     def knows_overhead(self, wanted: float) -> bool:
         """Return whether the launch overhead is so precise that more measurements would not improve net times."""
@@ -175,15 +249,82 @@ class Series:
         """Return whether the median is as precise as wanted, or as the clock allows."""
         net, width = statistics.median(self.calls) - statistics.median(self.overheads), half_width(self.calls)
         errors = _ERRORS[self.basis]
-        if wanted > 0 and net < errors.limit_ns and self.has_own:
+        if net < errors.limit_ns and self.has_own:
             return half_width(self.own) <= max(wanted * net, errors.resolution_ns)
-        return wanted > 0 and width <= max(wanted * net, _RESOLUTION_NS)
+        return width <= max(wanted * net, _RESOLUTION_NS)
 
 
-def enough(more: float) -> int:
-    """Return the number of calls after which precision can end a measurement, for a random number below 1."""
-    fewest, most_more = ENOUGH
-    return fewest + int(more * most_more)
+def most_before_look(timing: Timing) -> int:
+    """Return the maximum number of calls before the first look at their precision."""
+    _, fewest, more = _LOOKS[timing.purpose]
+    return min(timing.calls, fewest + more - 1)
+
+
+class Stopping:
+    """Decides which calls a turn makes, and when the samples of a process and of the reference in turn with it suffice.
+
+    Attributes:
+        series: the series, the process's first.
+        first_look: number of calls after which precision can end them.
+    """
+
+    def __init__(self, timing: Timing, series: list[Series], chance: random.Random) -> None:
+        """Take the process's series, and the reference's if it is timed in turn."""
+        self._timing = timing
+        self._random = chance
+        self.series = series
+        self._precision, fewest, more = _LOOKS[timing.purpose]
+        self.first_look = fewest + int(chance.random() * more)
+        self._beside_s = 0.0
+        self._needs_overheads = False
+
+    def kinds(self, series: Series, share: float, variants: int = 0) -> list[Kind]:
+        """Return the calls of a process in a turn: one call that counts, and at random some of the other kinds.
+
+        ``share`` is the number of overhead calls as a share of the calls, ``variants`` the number of variants left.
+        """
+        calls, missing = len(series.calls), FEWEST_OVERHEADS - len(series.overheads)
+        if self._is_spent(series) and calls >= FEWEST and missing <= 0:
+            return []
+        if missing > 0:
+            share = max(_FIRST_SHARE, missing / max(1, self._timing.calls - calls))
+        wants = self._random.random() < share and not series.knows_overhead(self._precision)
+        overhead = [Kind.OVERHEAD] if wants or self._needs_overheads else []
+        # The first call of an order differs, so neither kind of call is always first.
+        comes_late = self._random.random() < 0.5
+        kinds = [] if comes_late else [*overhead]
+        if not series.warming and series.looks_in_turn and self._random.random() < IN_TURN_SHARE:
+            kinds.append(Kind.IN_TURN)
+        if not series.warming and self._random.random() < variants / max(1, _SPREAD - calls):
+            kinds.append(Kind.VARIANT)
+        return [*kinds, Kind.SAMPLE, *(overhead if comes_late else [])]
+
+    def add(self, series: Series, kind: Kind, sample: Sample | None, seconds: float) -> bool:
+        """Add a call that took ``seconds``, with its times if it could be timed. Return True if it counts."""
+        if series is not self.series[0]:
+            self._beside_s += seconds
+        return sample is not None and series.add(kind, sample)
+
+    def is_finished(self, seconds: float, *, late: bool) -> bool:
+        """Return whether no call is needed, ``seconds`` after the first one. If ``late``, the fewest calls suffice."""
+        own, *beside = self.series
+        done = all(self._suffices(series, seconds, late=late) for series in self.series)
+        if done and not late and len(own.calls) < self._timing.calls:
+            done = is_settled(own, *beside) and all(map(is_settled, beside))
+            self._needs_overheads = not done
+        return done
+
+    def _suffices(self, series: Series, seconds: float, *, late: bool) -> bool:
+        calls = len(series.calls)
+        if len(series.overheads) < FEWEST_OVERHEADS or calls < FEWEST:
+            return False
+        if calls >= self._timing.calls or late or self._is_spent(series):
+            return True
+        return calls >= self.first_look and (seconds > SERIES_S[series.basis] or series.is_precise(self._precision))
+
+    def _is_spent(self, series: Series) -> bool:
+        """Return whether this is the reference in turn with a kernel, and has used its time."""
+        return series is not self.series[0] and self._beside_s > SERIES_S[series.basis]
 
 
 def is_settled(series: Series, reference: Series | None = None) -> bool:
@@ -201,14 +342,14 @@ def is_settled(series: Series, reference: Series | None = None) -> bool:
     net = statistics.median(series.calls) - overhead + series.empty_ns
     errors = _ERRORS[series.basis]
     if net < -errors.outside[0]:
-        return len(series.calls) >= 2 * sum(ENOUGH)
+        return len(series.calls) >= _CERTAIN
     if series.basis != "gpu_clock" or net > errors.limit_ns or not series.has_own:
         return True
     excess, width = _excess_ns(series, net, reference), half_width(series.calls)
     return excess is None or width <= max(errors.refuting_ns, -excess)
 
 
-def overhead_of(series: Series, slot: SlotConfig, baseline: Measurement | None = None) -> float:
+def overhead_of(series: Series, baseline: Measurement | None = None, *, on_gpu: bool) -> float:
     """Return the launch overhead of a series in nanoseconds: the median on a GPU, the minimum on a CPU.
 
     Other processes on a CPU make calls slower. If that were included in the overhead, net times would be too short or
@@ -219,13 +360,13 @@ def overhead_of(series: Series, slot: SlotConfig, baseline: Measurement | None =
         baseline: for a candidate, the reference's measurement. Its overhead counts if it is smaller, after subtracting
             the time that the judge's own work in the calls saves since then, and saves with these outputs' strides.
     """
-    own = statistics.median(series.overheads) if slot.on_gpu else float(min(series.overheads))
+    own = statistics.median(series.overheads) if on_gpu else float(min(series.overheads))
     if baseline is None:
         return own
     then, now = baseline.yardstick_ms, series.yardstick_ms
     quicker = 0.0 if then is None or now is None else max(0.0, then - now)
     theirs = (baseline.null_ms - quicker) * 1e6 - series.spared_ns
-    slack = _CPU_OVERHEAD_NS if slot.on_gpu and series.basis == "cpu_clock" else 0.0
+    slack = _CPU_OVERHEAD_NS if on_gpu and series.basis == "cpu_clock" else 0.0
     return max(0.0, own if own <= theirs + slack else theirs)
 
 
@@ -233,9 +374,9 @@ def summarise(
     series: Series,
     overhead_ns: float,
     timing: Timing,
-    slot: SlotConfig,
     reference: Series | None = None,
     *,
+    on_gpu: bool,
     fine: bool = True,
 ) -> Measurement:
     """Return a series as a measurement in milliseconds, without the launch overhead.
@@ -260,34 +401,24 @@ def summarise(
     samples, (fixed, share) = (series.calls, series.overheads), _ERRORS[series.basis].outside
     if own is not None:
         times, samples, (fixed, share) = own, (series.own, series.own_overheads), _ERRORS[series.basis].own
-    if slot.on_gpu and series.basis == "cpu_clock":
+    if on_gpu and series.basis == "cpu_clock":
         fixed = max(fixed, _WAITING_NS)
     # The overhead's noise can exceed a short call, and no time is below zero.
     times = [max(0.0, each / 1e6) for each in times]
     q1, median, q3 = statistics.quantiles(times, n=4, method="inclusive")
-    error_ms = math.hypot(*map(half_width, samples), fixed, share * median * 1e6) / 1e6
+    deviate = _DEVIATES[len(times) > most_before_look(timing)]
+    few = _FEW.get(len(samples[1]), 1.0) if own is not None else 1.0
+    widths = half_width(samples[0], deviate), few * half_width(samples[1])
+    error_ms = math.hypot(*widths, fixed, share * median * 1e6) / 1e6
     return Measurement(
-        basis=series.basis,
-        count=len(times),
-        discarded=series.discarded,
-        precision=half_width(samples[0]) / 1e6 / median if median > 0 else None,
-        low_ms=max(0.0, median - error_ms),
-        high_ms=median + error_ms,
-        is_fine=own is not None,
-        yardstick_ms=series.yardstick_ms,
-        median_ms=median,
-        q1_ms=q1,
-        q3_ms=q3,
-        mean_ms=statistics.fmean(times),
-        std_ms=statistics.stdev(times),
-        min_ms=min(times),
-        max_ms=max(times),
-        null_ms=overhead_ns / 1e6,
-        cold_l2=timing.cold_l2 and slot.on_gpu,
-        clocks=Clocks.model_validate(series.clocks),
-        histogram=_histogram(times, q3 + _FAR * (q3 - q1)),
+        basis=series.basis, purpose=timing.purpose, count=len(times), discarded=series.discarded,
+        precision=half_width(samples[0]) / 1e6 / median if median > 0 else None, low_ms=max(0.0, median - error_ms),
+        high_ms=median + error_ms, is_fine=own is not None, yardstick_ms=series.yardstick_ms, median_ms=median,
+        q1_ms=q1, q3_ms=q3, mean_ms=statistics.fmean(times), std_ms=statistics.stdev(times), min_ms=min(times),
+        max_ms=max(times), null_ms=overhead_ns / 1e6, cold_l2=timing.cold_l2 and on_gpu,
+        clocks=Clocks.model_validate(series.clocks), histogram=_histogram(times, q3 + _FAR * (q3 - q1)),
         samples_ms=tuple(round(each, 6) for each in times),
-    )
+    )  # fmt: skip
 
 
 def _own_times(series: Series, outside_ns: float, reference: Series | None) -> list[float] | None:
@@ -344,8 +475,26 @@ def _histogram(times: list[float], far: float) -> Histogram:
     return Histogram(low_ms=low, high_ms=high, counts=tuple(counts))
 
 
-def half_width(calls: list[int]) -> float:
-    """Return half the width of the median's 95 % confidence interval, from order statistics."""
+def half_width(calls: list[int], deviate: float = _DEVIATES[0]) -> float:
+    """Return half the width of the median's confidence interval, from order statistics."""
     ordered, count = sorted(calls), len(calls)
-    low = max(0, math.floor(count / 2 - 0.98 * math.sqrt(count)))
+    low = max(0, math.floor((count - deviate * math.sqrt(count)) / 2))
     return (ordered[count - 1 - low] - ordered[low]) / 2
+
+
+def is_longer(beside: Measurement, alone: Measurement) -> bool:
+    """Return whether a time in turn with a kernel is so long that the kernel can have slowed down the reference."""
+    most = alone.median_ms * (1 + _LONGER[beside.basis]) + _NOISE_MS[beside.basis]
+    return beside.median_ms > max(most, alone.median_ms * (1 + (alone.error or 0.0)))
+
+
+def is_shorter(beside: Measurement, alone: Measurement) -> bool:
+    """Return whether a time in turn with a kernel shows that the machine has become faster since ``alone``."""
+    least = alone.median_ms * (1 - _SHORTER) - _NOISE_MS[beside.basis]
+    return beside.q1_ms > 0 and beside.median_ms < min(least, alone.median_ms * (1 - (alone.error or 0.0)))
+
+
+def has_drifted(known: Measurement, now: float | None) -> bool:
+    """Return whether the judge's own work in the calls shows that the device has changed since the baseline."""
+    then = known.yardstick_ms
+    return then is not None and now is not None and not 1 / _DRIFT < then / now < _DRIFT
