@@ -52,8 +52,8 @@ def _text_of(part: object) -> str:
 def request_for(problem: str, kernel: str, **arguments: Any) -> Request | InvalidRequest:
     """Build the request for a kernel that a model wrote, with arguments of :func:`~kqueue.kernelbench.request_of`.
 
-    The default ``purpose`` is ``train``. The :class:`InvalidRequest` of an invalid kernel is returned, because it is the
-    model's failure and not the caller's. It is raised if the problem or the arguments are invalid for any kernel.
+    The default ``purpose`` is ``train``. The :class:`InvalidRequest` of an invalid kernel is returned, because it is
+    the model's failure and not the caller's. It is raised if the problem or the arguments are invalid for any kernel.
     """
     arguments = {"purpose": Purpose.TRAIN} | arguments
     try:
