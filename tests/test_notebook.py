@@ -10,8 +10,8 @@ from uuid import uuid4
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Verdict
-from kqueue.duels import Duel
 from kqueue.evidence import KernelProfile, Profile
+from kqueue.features.duel.duels import Duel
 from kqueue.states import Writer
 from tests.samples import ended, measurement, passed
 

@@ -13,11 +13,13 @@ import contextlib
 import gc
 import sys
 from collections.abc import Callable, Generator
+from pkgutil import resolve_name
 from typing import IO, Annotated, Any, Final, NoReturn, cast
 
 import typer
 import typer.core
 
+from kqueue import registry
 from kqueue.cli import (
     audit,
     categories,
@@ -70,7 +72,7 @@ STATUSES: dict[type[KqueueError], int] = {
 
 #: Commands whose exit status is an answer. If their output is not read to its end, they exit as for a broken pipe.
 _ANSWERING: Final = {
-    "judge", "submit", "wait", "watch", "duel", "kernelbench", "autopsy", "sanitize", "compare", "doctor", "verify",
+    "judge", "submit", "wait", "watch", "kernelbench", "autopsy", "sanitize", "compare", "doctor", "verify",
     "replay",
 }  # fmt: skip
 #: Commands that continue if their output is not read.
@@ -91,7 +93,30 @@ _SECTIONS: Final = {"judge": "Judge kernels", "status": "Look at results", "up":
 
 
 class _Group(typer.core.TyperGroup):
-    """A group of commands whose help shows each command's whole first sentence, in sections."""
+    """A group of commands whose help shows each command's whole first sentence, in sections.
+
+    The commands of features are imported for the help, and when the house has no command of the name.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        self._attach()
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands:
+            self._attach()
+        return super().get_command(ctx, cmd_name)
+
+    def _attach(self) -> None:
+        """Add the commands of features, each after the one that it names."""
+        for command in registry.commands() if self.name == app.info.name else ():
+            if command.name not in self.commands:
+                made, names = typer.Typer(rich_markup_mode=None), list(self.commands)
+                function = resolve_name(command.function)
+                made.command(command.name)(with_groups(function))
+                self.commands[command.name] = typer.main.get_group(made).commands[command.name]
+                names.insert(names.index(command.after) + 1, command.name)
+                self.commands = {name: self.commands[name] for name in names}
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         title, sections = "Commands", dict[str, list[tuple[str, str]]]()
@@ -136,7 +161,6 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "submit": submit.submit,
     "wait": submit.wait,
     "watch": judge.watch,
-    "duel": judge.duel,
     "kernelbench": kernelbench.kernelbench,
     "rejudge": rejudge.rejudge,
     "tune": tune.tune,
@@ -203,7 +227,10 @@ def main() -> NoReturn:
     atexit.register(gc.freeze)
     if command not in _SERVING:
         raise_interrupts()
-        sys.stdout = cast("IO[str]", _Output(sys.stdout, _BROKEN_PIPE if command in _ANSWERING else 0))
+        answers = command in _ANSWERING or (
+            command not in COMMANDS and any(one.answers for one in registry.commands() if one.name == command)
+        )
+        sys.stdout = cast("IO[str]", _Output(sys.stdout, _BROKEN_PIPE if answers else 0))
     try:
         if wrong := [one for one in sys.argv if any("\ud800" <= char <= "\udfff" for char in one)]:
             raise InvalidRequest(f"{wrong[0]}: an argument must be UTF-8 text")

@@ -22,18 +22,12 @@ from kqueue.text import clean, short
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from kqueue.duels import Duel
+    from kqueue.features.duel.duels import Duel
     from kqueue.search.plan import AnyPlan
     from kqueue.search.tuning import Tuned
     from kqueue.store.searches import Proposal, Run, Step
     from kqueue.tuning.tournament import Place
 
-Url = Annotated[
-    str | None,
-    typer.Option(
-        help="Judge on another fleet, through its `kqueue serve`, with the token in KQUEUE_TOKEN.", show_default=False
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Print each verdict's feedback to stderr.")]
 

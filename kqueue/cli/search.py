@@ -82,7 +82,7 @@ def search(
     answer_s: Annotated[float, typer.Option(help="Maximum seconds for one answer.")] = 600.0,
     backend: Annotated[str, typer.Option("--backend", "-b", help="Backend of the kernels, such as triton.")] = "cuda",
     gpu: Annotated[str, typer.Option(help="A GPU's model such as L40S, or any, auto, cpu.")] = "auto",
-    url: runs.Url = None,
+    url: options.Url = None,
     algorithm: Annotated[str, typer.Option(help="PS, PS_Summarizer, PS_epsNet or PS_epsNet_Summarizer.")] = "PS",
     num_steps: Annotated[int, typer.Option(help="Number of steps.")] = 50,
     num_candidates: Annotated[int, typer.Option(help="Number of kernels that a step makes proposals from.")] = 1,
@@ -169,7 +169,7 @@ def resume(
     model: _ModelName = None,
     proposer: _Command = None,
     recorded: _Folder = None,
-    url: runs.Url = None,
+    url: options.Url = None,
     metric: Annotated[
         list[str] | None, typer.Option(help="The search's module:function. Repeatable.", show_default=False)
     ] = None,

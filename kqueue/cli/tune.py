@@ -62,7 +62,7 @@ def tune(
     ] = "inverse_runtime",
     backend: options.Backend = None,
     gpu: Annotated[str, typer.Option(help="A GPU's model such as L40S, or any, auto, cpu.")] = "auto",
-    url: runs.Url = None,
+    url: options.Url = None,
     precision: options.Precision = None,
     checks: options.Checks = None,
     calls: Annotated[
@@ -251,7 +251,7 @@ def tournament(
     device: options.Device = None,
     fleet: options.Fleet = False,
     gpu: Annotated[str, typer.Option(help="With --fleet: a GPU's model such as L40S, or any, auto, cpu.")] = "auto",
-    url: runs.Url = None,
+    url: options.Url = None,
     precision: options.Precision = None,
     checks: options.Checks = None,
     calls: options.Calls = None,

@@ -30,7 +30,7 @@ from kqueue.http import failures, is_loopback
 from kqueue.http.server import Server, listen, outlive_signals
 from kqueue.mcp import files, tools
 from kqueue.mcp.connection import Connection, Sees
-from kqueue.mcp.rendering import INSTRUCTIONS
+from kqueue.mcp.rendering import instructions
 
 #: Path of the tools below the server's address.
 PATH: Final = "/mcp"
@@ -52,7 +52,7 @@ def make_server(connection: Connection) -> MCPServer[Connection]:
     server = MCPServer[Connection](
         "kqueue",
         title="kqueue: a judge of GPU kernels",
-        instructions=INSTRUCTIONS,
+        instructions=instructions(),
         version=version("kqueue"),
         lifespan=lifespan,
         # No resource changes, so subscriptions are useless.

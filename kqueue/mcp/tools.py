@@ -12,7 +12,7 @@ from mcp.server import MCPServer
 from mcp_types import CallToolResult, ToolAnnotations
 from pydantic import BaseModel, Field
 
-from kqueue import examinations
+from kqueue import examinations, registry
 from kqueue.categories import CATEGORIES, Category
 from kqueue.client import wire
 from kqueue.client.transport import check_each
@@ -23,9 +23,9 @@ from kqueue.figures import brief
 from kqueue.mcp import evaluations, files, rendering
 from kqueue.mcp.autopsy import dissect
 from kqueue.mcp.connection import Call, Caller, Connection, caller_of
-from kqueue.mcp.dueling import duel
 from kqueue.mcp.schemas import (
     MOST,
+    SUBMITS,
     Dissected,
     EvaluationId,
     Fresh,
@@ -347,18 +347,16 @@ async def read(
 
 
 _LOOKS: Final = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-_SUBMITS: Final = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
 _ENDS: Final = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False)
 _TOOLS: Final[Mapping[Callable[..., Any], ToolAnnotations]] = {
-    judge: _SUBMITS,
-    submit: _SUBMITS,
+    judge: SUBMITS,
+    submit: SUBMITS,
     wait: _LOOKS,
-    tune: _SUBMITS,
-    duel: _SUBMITS,
+    tune: SUBMITS,
     verdict: _LOOKS,
-    autopsy: _SUBMITS,
-    sanitize: _SUBMITS,
-    profile: _SUBMITS,
+    autopsy: SUBMITS,
+    sanitize: SUBMITS,
+    profile: SUBMITS,
     cancel: _ENDS,
     explain: _LOOKS,
     problems: _LOOKS,
@@ -369,8 +367,9 @@ _TOOLS: Final[Mapping[Callable[..., Any], ToolAnnotations]] = {
 
 def register(server: MCPServer[Connection]) -> None:
     """Add the tools to ``server``."""
-    for tool, hints in _TOOLS.items():
-        server.add_tool(tool, annotations=hints)
+    for tools in (_TOOLS, *registry.attached("tools")):
+        for tool, hints in tools.items():
+            server.add_tool(tool, annotations=hints)
 
 
 async def _report(

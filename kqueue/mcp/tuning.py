@@ -14,7 +14,7 @@ from mcp_types import CallToolResult
 from pydantic import BaseModel, Field
 
 from kqueue.contract import Request, Verdict, parse_request
-from kqueue.duels import Duel, Match
+from kqueue.features.duel.duels import Duel, Match
 from kqueue.mcp.connection import Call, caller_of
 from kqueue.mcp.evaluations import submit, verdicts
 from kqueue.mcp.rendering import quoted

@@ -28,8 +28,8 @@ from sqlalchemy import Engine
 
 from kqueue.client import Client
 from kqueue.contract import Request, Verdict
-from kqueue.duels import Duel, Match, duel
 from kqueue.errors import EvaluationFailed, InvalidRequest, ProposerFailed
+from kqueue.features.duel.duels import Duel, Match, duel
 from kqueue.feedback import describe
 from kqueue.integrations.extraction import take
 from kqueue.search.plan import Plan, Task

@@ -19,7 +19,7 @@ from statistics import fmean, median_low
 from typing import Final
 
 from kqueue.categories import Category
-from kqueue.duels import MOST, Duel, Trial, state
+from kqueue.features.duel.duels import MOST, Duel, Trial, state
 from kqueue.tuning.halving import Entry, Result, promoted, ranked, rungs_of
 from kqueue.tuning.space import Config
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from fastapi import Query, Request, Response
 from sqlalchemy import Engine
 
-from kqueue import charts
+from kqueue import charts, registry
 from kqueue.charts import Theme
 from kqueue.errors import UnknownEvaluation
 from kqueue.http.gateway import Gateway
@@ -104,7 +104,7 @@ def _read(engine: Engine, batch: str, *, with_cost: bool) -> dict[str, Any]:
             "cost": next(iter(reports.cost(engine, by=By.BATCH, since=None, batch=batch)), None) if adds_up else None,
             "is_dear": not adds_up,
             "latest": reports.listing(engine, batch=batch, limit=10),
-            "duel": reports.duel_in(engine, batch),
+            "attached": [words for part in registry.attached("batch") if (words := part(engine, batch))],
             "others": [one for one in batches.known_batches(engine, limit=_PAGE) if one.name != batch],
         }
 

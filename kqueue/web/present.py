@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, cast
 from urllib.parse import quote, urlencode
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, PrefixLoader, StrictUndefined
 from markupsafe import Markup
 from pygments import highlight as colour
 from pygments.formatters.html import HtmlFormatter
@@ -19,6 +19,7 @@ from pygments.lexers.python import PythonLexer
 
 from kqueue import figures
 from kqueue.categories import Blame, Category
+from kqueue.registry import features
 from kqueue.text import clean, short
 from kqueue.web import export, files
 
@@ -143,8 +144,9 @@ def _blame_of(category: str) -> Blame:
 
 
 _FORMATTER: Final = HtmlFormatter(cssclass="source", linenos="inline", linespans="line", wrapcode=True)
+_OF_FEATURES: Final = {name: PackageLoader(one.templates) for name, one in features().items() if one.templates}
 _templates: Final = Environment(
-    loader=PackageLoader("kqueue.web"),
+    loader=ChoiceLoader([PackageLoader("kqueue.web"), PrefixLoader(_OF_FEATURES)]),
     autoescape=True,
     undefined=StrictUndefined,
     finalize=_finalize,

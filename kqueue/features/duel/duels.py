@@ -31,7 +31,6 @@ from pydantic import BaseModel, ConfigDict, computed_field
 from kqueue.categories import Blame, Category
 from kqueue.contract import Request, Result
 from kqueue.errors import InvalidRequest
-from kqueue.text import InNotebooks
 
 #: Probability of a winner between two equal kernels, over all looks of a duel.
 ERROR: Final = 0.02
@@ -76,7 +75,7 @@ class Trial:
         return cls(result.category, result.speedup, clock, device, label, result.speedup_interval)
 
 
-class Duel(BaseModel, InNotebooks):
+class Duel(BaseModel):
     """The state of a duel."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
@@ -133,6 +132,11 @@ class Duel(BaseModel, InNotebooks):
             "problem": "no winner, because the problem failed",
             "cancelled": f"cancelled: {measured}",
         }[self.reason]
+
+    def _repr_html_(self) -> str:
+        from kqueue.notebook import to_html
+
+        return to_html(f"A is {self.a_label}, B is {self.b_label}\n{self.message}")
 
     @property
     def _advice(self) -> str:

@@ -12,9 +12,9 @@ import pytest
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Request, Result
-from kqueue.duels import ERROR, Duel, Match, Trial, critical, duel, looks, order, state, state_of
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import Measurement
+from kqueue.features.duel.duels import ERROR, Duel, Match, Trial, critical, duel, looks, order, state, state_of
 
 A = Request(problem="class Model: pass", kernel="a = 1", backend="torch", kernel_label="a")
 B = A.model_copy(update={"kernel": "b = 1", "kernel_label": "b"})

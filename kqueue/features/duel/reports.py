@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy import Engine, select
 
 from kqueue.contract import Request
-from kqueue.duels import BATCH, ID, Duel, Match, Trial, order, state_of
 from kqueue.errors import UnknownEvaluation
+from kqueue.features.duel.duels import BATCH, Duel, Match, Trial, order, state_of
 from kqueue.store import evaluations
 from kqueue.store.engine import transaction
 from kqueue.store.models import Evaluation
@@ -28,13 +28,7 @@ def duel(engine: Engine, identity: str) -> Duel:
     return state_of(identity, [Trial.of(verdicts[one]) if one in verdicts else None for one in ids])
 
 
-def duel_in(engine: Engine, batch: str) -> Duel | None:
-    """Return the state of the duel whose batch this is, or None for another batch."""
-    identity = batch.removeprefix(BATCH)
-    return duel(engine, identity) if batch.startswith(BATCH) and ID.fullmatch(identity) else None
-
-
-def duel_requests(engine: Engine, now: Duel) -> list[Request]:
+def requests(engine: Engine, now: Duel) -> list[Request]:
     """Return the requests of the rounds that are due, with the producer and the priority of the first round."""
     with transaction(engine) as connection:
         mine = select(Evaluation.id, Evaluation.producer, Evaluation.priority).where(Evaluation.batch == BATCH + now.id)
