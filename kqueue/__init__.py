@@ -74,22 +74,13 @@ _HOMES: Final = {
     "kqueue.client": ["AsyncClient", "AsyncTicket", "Client", "Ticket"],
     "kqueue.config": ["Config"],
     "kqueue.contract": [
-        "Deadlines",
-        "Limits",
-        "Outcome",
-        "Phase",
-        "Precision",
-        "Request",
-        "Settings",
-        "Timing",
-        "Tolerance",
-        "Verdict",
+        "Deadlines", "Limits", "Outcome", "Phase", "Precision", "Request", "Settings", "Timing", "Tolerance", "Verdict",
     ],
     "kqueue.client.remote": ["AsyncRemoteClient", "RemoteClient"],
     "kqueue.evidence": ["Evidence", "Facts", "Measurement"],
     "kqueue.judging": ["LocalJudge", "judge"],
     "kqueue.states": ["Priority"],
-}
+}  # fmt: skip
 _HOME: Final = {name: home for home, names in _HOMES.items() for name in names}
 
 

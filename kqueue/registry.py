@@ -1,14 +1,12 @@
 """Parts that packages add by entry points: features, and the loader that :mod:`kqueue.backends` uses too.
 
-A feature is a folder with all that is its own. Its package registers it by an entry point in the group
-``kqueue.features``. The entry's name is the feature's, and it refers to a :class:`Feature`::
+An entry point in the group ``kqueue.features`` has the feature's name, and refers to a :class:`Feature`::
 
     [project.entry-points."kqueue.features"]
     mine = "my_package.feature:MINE"
 
-The command line, the API, the page, the tools, the clients and the store read the features here and know none by name.
-A description is loaded often, so its module imports nothing but this one. It refers to all else by texts such as
-``my_package.commands:run``, which are imported at the first use.
+The command line, the API, the page, the tools, the clients and the store read them here and know none by name. A
+description's module imports nothing but this one. Texts such as ``my_package.commands:run`` refer to all else.
 """
 
 from __future__ import annotations
@@ -17,10 +15,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from kqueue.errors import ConfigError
 
@@ -28,68 +25,58 @@ _T = TypeVar("_T")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """A command.
-
-    Attributes:
-        name: its name.
-        function: its function, whose parameters are its options. With ``is_group``, a function that returns a group.
-        after: the command that precedes it in the help.
-        answers: True if its exit status is an answer.
-        is_group: True for a group of commands.
-    """
+class Command(NamedTuple):
+    """A command. ``answers`` is True if its exit status is an answer."""
 
     name: str
     function: str
     after: str
     answers: bool = False
-    is_group: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """A feature, and the places where it attaches.
+    """A feature, and the objects that it attaches.
 
     Attributes:
-        name: its name, and the one of its folder of templates.
-        commands: its commands.
-        routers: routers of the API.
-        pages: routers of the page.
-        templates: the package with its folder ``templates``, which pages name after the feature's name.
-        batch: function that returns HTML for the page of a batch, from the engine and the batch's name, or None.
-        tools: mapping from the functions of its tools to their hints.
-        advice: sentences on its tools for agents.
-        client, async_client: base class of the client, and of the one for asyncio, with its methods.
-        names: modules of its names in the package ``kqueue``.
-        trials: beginnings of the names of batches whose evaluations are trials.
-        runs: kinds of recorded runs by their algorithm. Their evaluations are trials.
+        commands: with the command that precedes each in the help. A group is an object of Typer.
+        router, pages: its router of the API, and of the page.
+        templates: the package of its folder ``templates``, whose files pages name after the feature.
+        navigation: paths and names of its main pages.
+        batch: function that returns HTML for the page of a batch, or None, from the engine and the batch's name.
+        tool: function of its tool, which submits.
+        advice: a sentence on its tool for agents, with a space.
+        client, async_client: base class of the clients, with its methods.
+        names: the modules of its names in the package ``kqueue``.
+        charts: function that returns a run's name, and the functions that make its charts by kind.
+        trials: beginnings of the names of batches of trials.
+        runs: classes of recorded runs by algorithm. Their evaluations are trials.
     """
 
     name: str
     commands: tuple[Command, ...] = ()
-    routers: tuple[str, ...] = ()
-    pages: tuple[str, ...] = ()
+    router: str = ""
+    pages: str = ""
     templates: str = ""
+    navigation: tuple[tuple[str, str], ...] = ()
     batch: str = ""
-    tools: str = ""
+    tool: str = ""
     advice: str = ""
     client: str = ""
     async_client: str = ""
     names: Mapping[str, str] = field(default_factory=dict[str, str])
+    charts: str = ""
     trials: tuple[str, ...] = ()
     runs: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def entries(group: str, kind: type[_T], *taken: str) -> Mapping[str, _T]:
-    """Return the objects that packages register in a group, by name in alphabetical order.
+    """Return the objects that packages register in a group, by name in alphabetical order. ``taken`` names are refused.
 
-    Args:
-        taken: names that no entry can have.
-
-    Raises:
-        ConfigError: an entry cannot be used, or there is none.
+    Raise ConfigError if an entry cannot be used, or if there is none.
     """
+    from importlib.metadata import entry_points  # slow, and most commands need no feature
+
     what, found = kind.__name__.lower(), dict[str, _T]()
     for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
         shown = f"the {what} {entry.name} ({entry.value})"
@@ -114,12 +101,10 @@ def features() -> Mapping[str, Feature]:
 
 
 def attached(place: str) -> list[Any]:
-    """Return what all features attach at a place: the objects that their attribute of this name refers to."""
-    given = (getattr(feature, place) for feature in features().values())
-    texts = (text for one in given if one for text in ((one,) if isinstance(one, str) else one))
-    return [resolve_name(text) for text in texts]
+    """Return what features attach at a place: the objects that their attributes of this name refer to."""
+    return [resolve_name(text) for feature in features().values() if (text := getattr(feature, place))]
 
 
-def commands() -> list[Command]:
-    """Return the commands of all features."""
-    return [command for feature in features().values() for command in feature.commands]
+def each_of(place: str) -> list[Any]:
+    """Return the items of what all features attach at a place."""
+    return [one for feature in features().values() for one in getattr(feature, place)]

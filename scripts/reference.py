@@ -82,7 +82,7 @@ def leaves(command: Any, *path: str) -> Iterator[tuple[str, Any, Any]]:
     if below is None or (path and command.invoke_without_command):
         yield " ".join(path), command, context
     for name in command.list_commands(context) if below is not None else ():
-        yield from leaves(command.commands[name], *path, name)
+        yield from leaves(command.get_command(context, name), *path, name)
 
 
 def options() -> str:

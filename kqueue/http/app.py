@@ -92,7 +92,7 @@ def create_app(
         # Some clients post JSON without a type. Web pages are refused by their origin instead.
         strict_content_type=False,
     )
-    for router in (*routers, *_ROUTERS, *registry.attached("routers")):
+    for router in (*routers, *_ROUTERS, *registry.attached("router")):
         app.include_router(router)
     failures.install(app)
     openapi.install(app)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, ParamSpec, Self, TypeVar, cas
 from uuid import UUID
 
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp_types import CallToolResult, TextContent, ToolAnnotations
+from mcp_types import CallToolResult, TextContent
 from pydantic import BaseModel, Field
 
 from kqueue.contract import BackendName, Verdict
@@ -25,8 +25,6 @@ _T = TypeVar("_T")
 MOST: Final = 100
 #: Maximum number of rows of one list.
 MOST_ROWS: Final = 50
-#: The hints of a tool that submits.
-SUBMITS: Final = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
 
 ProblemSource = Annotated[
     str,

@@ -25,7 +25,6 @@ from kqueue.mcp.autopsy import dissect
 from kqueue.mcp.connection import Call, Caller, Connection, caller_of
 from kqueue.mcp.schemas import (
     MOST,
-    SUBMITS,
     Dissected,
     EvaluationId,
     Fresh,
@@ -48,7 +47,6 @@ from kqueue.mcp.schemas import (
     result,
     with_advice,
 )
-from kqueue.mcp.tuning import tune
 from kqueue.text import short
 
 #: Maximum characters of a `repro.py` in an answer.
@@ -347,16 +345,16 @@ async def read(
 
 
 _LOOKS: Final = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+_SUBMITS: Final = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
 _ENDS: Final = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False)
 _TOOLS: Final[Mapping[Callable[..., Any], ToolAnnotations]] = {
-    judge: SUBMITS,
-    submit: SUBMITS,
+    judge: _SUBMITS,
+    submit: _SUBMITS,
     wait: _LOOKS,
-    tune: SUBMITS,
     verdict: _LOOKS,
-    autopsy: SUBMITS,
-    sanitize: SUBMITS,
-    profile: SUBMITS,
+    autopsy: _SUBMITS,
+    sanitize: _SUBMITS,
+    profile: _SUBMITS,
     cancel: _ENDS,
     explain: _LOOKS,
     problems: _LOOKS,
@@ -367,9 +365,8 @@ _TOOLS: Final[Mapping[Callable[..., Any], ToolAnnotations]] = {
 
 def register(server: MCPServer[Connection]) -> None:
     """Add the tools to ``server``."""
-    for tools in (_TOOLS, *registry.attached("tools")):
-        for tool, hints in tools.items():
-            server.add_tool(tool, annotations=hints)
+    for tool, hints in {**_TOOLS, **dict.fromkeys(registry.attached("tool"), _SUBMITS)}.items():
+        server.add_tool(tool, annotations=hints)
 
 
 async def _report(

@@ -22,26 +22,13 @@ from kqueue.web import (
     now,
     problems,
     route,
-    runs,
     search,
     session,
 )
 
-_ROUTERS: Final = (
-    session.router,
-    assets.router,
-    now.router,
-    evaluations.router,
-    evaluation.router,
-    autopsy.router,
-    problems.router,
-    batches.router,
-    runs.router,
-    compare.router,
-    cost.router,
-    days.router,
-    search.router,
-)
+_PAGES: Final = (
+    session, assets, now, evaluations, evaluation, autopsy, problems, batches, compare, cost, days, search,
+)  # fmt: skip
 
 
 def create_app(config: Config, **limits: Any) -> FastAPI:
@@ -49,7 +36,7 @@ def create_app(config: Config, **limits: Any) -> FastAPI:
 
     ``limits`` are passed to :func:`kqueue.http.app.create_app`, which documents them and the errors.
     """
-    openid, routers = None, (*_ROUTERS, *registry.attached("pages"))
+    openid, routers = None, (*(one.router for one in _PAGES), *registry.attached("pages"))
     if config.oidc_issuer:
         try:
             from kqueue.web import oidc

@@ -97,7 +97,7 @@ def _read(engine: Engine, batch: str, *, with_cost: bool) -> dict[str, Any]:
         return {
             "state": state,
             "left_s": _left_s(engine, batch, state),
-            "fast": [(p, _number(p, fast)) for p in _FAST_P],
+            "fast": [(p, sum(p == 0 or one > p for one in fast.speedups)) for p in _FAST_P],  # all for p = 0
             "problems": fast.problems,
             "best": boards.best_of_batch(engine, batch),
             "faults": batches.batch_faults(engine, batch, state.categories),
@@ -107,11 +107,6 @@ def _read(engine: Engine, batch: str, *, with_cost: bool) -> dict[str, Any]:
             "attached": [words for part in registry.attached("batch") if (words := part(engine, batch))],
             "others": [one for one in batches.known_batches(engine, limit=_PAGE) if one.name != batch],
         }
-
-
-def _number(p: float, fast: curves.FastP) -> int:
-    # Every right kernel counts for fast_0.
-    return len(fast.speedups) if p == 0 else sum(speedup > p for speedup in fast.speedups)
 
 
 def _left_s(engine: Engine, batch: str, state: BatchState) -> float | None:

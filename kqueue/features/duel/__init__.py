@@ -4,14 +4,14 @@ from kqueue.registry import Command, Feature
 
 DUEL = Feature(
     name="duel",
-    commands=(Command(name="duel", function="kqueue.features.duel.command:duel", after="watch", answers=True),),
-    routers=("kqueue.features.duel.routes:router",),
-    templates="kqueue.features.duel",
-    batch="kqueue.features.duel.page:of_batch",
-    tools="kqueue.features.duel.tools:TOOLS",
-    advice="To know which of two is faster call `duel`.",
-    client="kqueue.features.duel.client:Duels",
-    async_client="kqueue.features.duel.client:AsyncDuels",
-    names={"Duel": "kqueue.features.duel.duels", "duel": "kqueue.features.duel.client"},
+    commands=(Command("duel", f"{__name__}.command:duel", "watch", answers=True),),
+    router=f"{__name__}.routes:router",
+    templates=__name__,
+    batch=f"{__name__}.routes:of_batch",
+    tool=f"{__name__}.tools:duel",
+    advice="To know which of two is faster call `duel`. ",
+    client=f"{__name__}.client:Duels",
+    async_client=f"{__name__}.client:AsyncDuels",
+    names={"Duel": f"{__name__}.duels", "duel": f"{__name__}.client"},
     trials=("duel-",),
 )

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import anyio
-from mcp_types import CallToolResult, ToolAnnotations
+from mcp_types import CallToolResult
 from pydantic import Field
 
 from kqueue.client import wire
 from kqueue.contract import parse_request
 from kqueue.features.duel.duels import MOST, Duel
 from kqueue.mcp.connection import Call, caller_of
-from kqueue.mcp.schemas import SUBMITS, KernelSource, Language, Submission, Timeout, flat, given, result, with_advice
+from kqueue.mcp.schemas import KernelSource, Language, Submission, Timeout, flat, given, result, with_advice
 
 #: Seconds between two looks at a duel.
 _TICK_S: Final = 2.0
@@ -63,6 +62,3 @@ async def duel(call: Call, arguments: Dueling) -> Annotated[CallToolResult, Duel
             return result(now.message + again, now)
         await call.report_progress(round(passed_s, 3), arguments.timeout_s, now.message)
         await anyio.sleep(min(_TICK_S, arguments.timeout_s - passed_s))
-
-
-TOOLS: Final[Mapping[Callable[..., Any], ToolAnnotations]] = {duel: SUBMITS}

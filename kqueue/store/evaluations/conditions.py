@@ -9,7 +9,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from kqueue.backends import PYTEST
 from kqueue.contract import TESTS_LINE
-from kqueue.registry import features
+from kqueue.registry import each_of
 from kqueue.states import EvaluationState
 from kqueue.store.models import Attempt, Evaluation, Kernel, Problem, SearchRun
 
@@ -32,15 +32,11 @@ def no_trial(batch: ColumnElement[str | None] | InstrumentedAttribute[str | None
 
     Autopsies and some features make trials. Lists, rates, exports and leaderboards leave them out.
     """
-    runs = select(SearchRun.name).where(SearchRun.plan["algorithm"].astext.in_(("tune", "tournament")))
-    return func.coalesce(
-        and_(~batch.regexp_match(bindparam(None, callable_=_trials, type_=Text())), batch.not_in(runs)), true()
-    )
-
-
-def _trials() -> str:
-    """Return the pattern of names of batches of trials. The features are read when a statement is executed."""
-    return f"^({'|'.join(('autopsy-', 'tune-', *(begin for one in features().values() for begin in one.trials)))})"
+    # The features are read when a statement is executed.
+    begins = bindparam(None, callable_=lambda: f"^({'|'.join(['autopsy-', *each_of('trials')])})", type_=Text())
+    algorithms = bindparam(None, callable_=lambda: each_of("runs"), expanding=True)
+    runs = select(SearchRun.name).where(SearchRun.plan["algorithm"].astext.in_(algorithms))
+    return func.coalesce(and_(~batch.regexp_match(begins), batch.not_in(runs)), true())
 
 
 #: Conditions that join an evaluation with its sources. Equal sources of two owners are two rows.

@@ -1,27 +1,6 @@
 """Reports: one evaluation in full, lists of evaluations, counts.
 
 Each function is one transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` if Postgres cannot be used.
-
-========================================  =====================================================
-:mod:`~kqueue.store.reports.detail`       one evaluation in full
-:mod:`~kqueue.store.reports.progress`     the progress of an evaluation
-:mod:`~kqueue.store.reports.waiting`      why an evaluation waits, and for how long
-:mod:`~kqueue.store.reports.listing`      lists of evaluations, and the fastest kernels
-:mod:`~kqueue.store.reports.problems`     stored problems
-:mod:`~kqueue.store.reports.boards`       a problem's leaderboard, baselines and use
-:mod:`~kqueue.store.reports.batches`      batches, their best kernels and their failures
-:mod:`~kqueue.store.reports.changes`      changes from one batch to another
-:mod:`~kqueue.store.reports.runs`         searches and their proposals, without long texts
-:mod:`~kqueue.store.reports.texts`        words in sources and logs
-:mod:`~kqueue.store.reports.counts`       numbers of evaluations and attempts
-:mod:`~kqueue.store.reports.ended`        evaluations that ended since a time
-:mod:`~kqueue.store.reports.courses`      the whole course of ended evaluations
-:mod:`~kqueue.store.reports.cost`         the cost of evaluations
-:mod:`~kqueue.store.reports.trajectories` finished evaluations in full, for training
-:mod:`~kqueue.store.reports.overview`     the fleet at a glance
-:mod:`~kqueue.store.reports.curves`       the data of charts
-:mod:`~kqueue.store.reports.names`        the object that a word on a command line names
-========================================  =====================================================
 """
 
 from kqueue.store.reports.changes import changes

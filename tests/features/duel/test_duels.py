@@ -179,3 +179,10 @@ def test_a_refused_request_and_duels_that_cannot_be() -> None:
     for wrong in ({"most": 6}, {"most": 101}, {"within": 0.0}, {"within": 1.0}):
         with pytest.raises(InvalidRequest, match=f"^{'rounds' if 'most' in wrong else 'within'}: give"):
             Match.of(A, B, **wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_in_a_notebook() -> None:
+    """A duel shows its state, and hostile labels are escaped."""
+    page = Duel(winner="b", reason="rounds", a_label="<script>")._repr_html_()
+    assert "B is " in page
+    assert "A is &lt;script&gt;" in page
