@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from kqueue.tuning.halving import Result
-from kqueue.tuning.tournament import Entry, Tournament
+from kqueue.features.search.plan import Entry, Result
+from kqueue.features.tournament.tournament import Tournament
 
 HERE = Path(__file__).parent
 CALLS, CHECKS, REPEATS = 100, 5, 5

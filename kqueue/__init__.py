@@ -17,6 +17,7 @@ The names below are the public interface. All except the exceptions are imported
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from kqueue.errors import AccessRefused as AccessRefused
@@ -59,12 +60,12 @@ if TYPE_CHECKING:
     from kqueue.contract import Timing as Timing
     from kqueue.contract import Tolerance as Tolerance
     from kqueue.contract import Verdict as Verdict
-    from kqueue.duels import Duel as Duel
     from kqueue.evidence import Evidence as Evidence
     from kqueue.evidence import Facts as Facts
     from kqueue.evidence import Measurement as Measurement
+    from kqueue.features.duel.client import duel as duel
+    from kqueue.features.duel.duels import Duel as Duel
     from kqueue.judging import LocalJudge as LocalJudge
-    from kqueue.judging import duel as duel
     from kqueue.judging import judge as judge
     from kqueue.states import Priority as Priority
 
@@ -73,32 +74,33 @@ _HOMES: Final = {
     "kqueue.client": ["AsyncClient", "AsyncTicket", "Client", "Ticket"],
     "kqueue.config": ["Config"],
     "kqueue.contract": [
-        "Deadlines",
-        "Limits",
-        "Outcome",
-        "Phase",
-        "Precision",
-        "Request",
-        "Settings",
-        "Timing",
-        "Tolerance",
-        "Verdict",
+        "Deadlines", "Limits", "Outcome", "Phase", "Precision", "Request", "Settings", "Timing", "Tolerance", "Verdict",
     ],
     "kqueue.client.remote": ["AsyncRemoteClient", "RemoteClient"],
-    "kqueue.duels": ["Duel"],
     "kqueue.evidence": ["Evidence", "Facts", "Measurement"],
-    "kqueue.judging": ["LocalJudge", "duel", "judge"],
+    "kqueue.judging": ["LocalJudge", "judge"],
     "kqueue.states": ["Priority"],
-}
+}  # fmt: skip
 _HOME: Final = {name: home for home, names in _HOMES.items() for name in names}
 
 
+def _homes() -> dict[str, str]:
+    """Return the modules of all public names, with the ones of features."""
+    from kqueue.registry import features
+
+    return _HOME | {name: home for feature in features().values() for name, home in feature.names.items()}
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    home = _HOME.get(name)
+    # An import of a module asks for its name too, and must not read the features.
+    if home is None and not name.startswith("_") and find_spec(f"{__name__}.{name}") is None:
+        home = _homes().get(name)
+    if home is None:
         raise AttributeError(f"module 'kqueue' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    value = globals()[name] = getattr(import_module(home), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*globals(), *_homes()])

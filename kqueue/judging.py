@@ -33,8 +33,6 @@ from kqueue import backends, program
 from kqueue.backends import Backend
 from kqueue.config import Config, load
 from kqueue.contract import Outcome, Precision, Request, Settings, parse_request
-from kqueue.duels import MOST, Duel, Match
-from kqueue.duels import duel as fight
 from kqueue.errors import InvalidRequest, JudgeUnavailable
 from kqueue.evidence import Environment
 
@@ -292,33 +290,6 @@ def judge(
     request = request_of(problem=problem, kernel=kernel, backend=backend, precision=precision, settings=settings)
     with LocalJudge(device) as local:
         return local(request)
-
-
-def duel(
-    *,
-    problem: str,
-    a: str,
-    b: str,
-    backend: str | None = None,
-    precision: Precision | str | None = None,
-    settings: Settings | Mapping[str, Any] | None = None,
-    device: str | None = None,
-    within: float | None = None,
-    rounds: int = MOST,
-) -> Duel:
-    """Find out on this machine which of two kernels is faster (:mod:`kqueue.duels`).
-
-    Args:
-        a, b: sources of the kernels.
-        within: end as ``equal`` once the interval of the ratio lies within this part of 1, such as 0.01.
-        rounds: maximum number of rounds.
-        problem, backend, precision, settings, device: see :func:`judge`, whose errors are possible.
-    """
-    same: dict[str, Any] = {"problem": problem, "backend": backend, "precision": precision, "settings": settings}
-    match = Match.of(*(request_of(kernel=kernel, **same) for kernel in (a, b)), within=within, most=rounds)
-    with LocalJudge(device) as local:
-        *_, end = fight(local.map, match)
-    return end
 
 
 def request_of(

@@ -1,4 +1,4 @@
-"""Verdicts, duels and profiles as HTML for notebooks. Kernels control some of the text, so all of it is escaped."""
+"""Verdicts and profiles as HTML for notebooks. Kernels control some of the text, so all of it is escaped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Final
 from kqueue import charts, examinations
 from kqueue.categories import Blame
 from kqueue.contract import Outcome, Verdict
-from kqueue.duels import Duel
 from kqueue.errors import ConfigError
 from kqueue.evidence import Evidence, Profile
 from kqueue.feedback import describe
@@ -19,11 +18,11 @@ from kqueue.text import clean
 _COLOURS: Final = {Blame.NONE: "#1a7f37", Blame.CANDIDATE: "#cf222e"}
 
 
-def to_html(value: Outcome | Verdict | Duel | Profile) -> str:
-    """Return the words, and a picture if matplotlib is installed and there are times or counters."""
+def to_html(value: Outcome | Verdict | Profile | str) -> str:
+    """Return the words or the given text, and a picture if matplotlib is installed and there are times or counters."""
     colour, chart = "inherit", None
-    if isinstance(value, Duel):
-        words = f"A is {value.a_label}, B is {value.b_label}\n{value.message}"
+    if isinstance(value, str):
+        words = value
     elif isinstance(value, Profile):
         words = "\n".join(examinations.lines(Evidence(profile=value)))
         chart = examinations.roofline("roofline", {"kernel": value})

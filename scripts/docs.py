@@ -30,8 +30,8 @@ def commands(command: Any, *path: str) -> Iterator[tuple[str, str]]:
         return
     if path and command.invoke_without_command:
         yield " ".join(path), command.get_short_help_str(limit=1000)
-    for name, child in below.items():
-        yield from commands(child, *path, name)
+    for name in command.list_commands(context := command.context_class(command)):
+        yield from commands(command.get_command(context, name), *path, name)
 
 
 def command_table(document: str) -> str:

@@ -81,8 +81,8 @@ def leaves(command: Any, *path: str) -> Iterator[tuple[str, Any, Any]]:
     below = getattr(command, "commands", None)
     if below is None or (path and command.invoke_without_command):
         yield " ".join(path), command, context
-    for name, child in (below or {}).items():
-        yield from leaves(child, *path, name)
+    for name in command.list_commands(context) if below is not None else ():
+        yield from leaves(command.get_command(context, name), *path, name)
 
 
 def options() -> str:
@@ -113,7 +113,7 @@ def python() -> str:
     from kqueue.errors import KqueueError
 
     # Asynchronous classes come last, because their methods share the descriptions of the synchronous ones.
-    listed = sorted(set(dir(kqueue)) & set(vars(kqueue)["_HOME"]), key=lambda name: (name.startswith("Async"), name))
+    listed = sorted(vars(kqueue)["_homes"](), key=lambda name: (name.startswith("Async"), name))
     names = {name: getattr(kqueue, name) for name in listed}
     classes = {name: one for name, one in names.items() if inspect.isclass(one)}
     errors = [one for one in vars(kqueue).values() if inspect.isclass(one) and issubclass(one, KqueueError)]

@@ -75,7 +75,7 @@ def python() -> dict[str, Any]:
     import kqueue
 
     found: dict[str, Any] = {}
-    for name in sorted(vars(kqueue)["_HOME"]):
+    for name in sorted(vars(kqueue)["_homes"]()):
         one = getattr(kqueue, name)
         public = {name: one}
         if inspect.isclass(one):

@@ -43,12 +43,14 @@ RAISED = {
 }
 
 
-def install(folder: Path, name: str, value: str, source: str, package: str = "third") -> None:
-    """Write a package with a backend to a folder, as an installer does."""
+def install(
+    folder: Path, name: str, value: str, source: str, package: str = "third", group: str = backends.GROUP
+) -> None:
+    """Write a package with a backend, or with a part of another group, to a folder, as an installer does."""
     about = folder / f"{package}-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(f"[kqueue.backends]\n{name} = {value}\n")
+    (about / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
     (folder / f"{package}.py").write_text(source)
 
 

@@ -1,4 +1,4 @@
-"""HTML of verdicts, duels and profiles for notebooks."""
+"""HTML of verdicts and profiles for notebooks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from uuid import uuid4
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Verdict
-from kqueue.duels import Duel
 from kqueue.evidence import KernelProfile, Profile
 from kqueue.states import Writer
 from tests.samples import ended, measurement, passed
@@ -63,13 +62,11 @@ def test_a_failed_kernel_and_its_hostile_texts() -> None:
     assert html_of(named).count("&lt;script&gt;") >= 2
 
 
-def test_times_duels_and_profiles() -> None:
-    """A timed kernel has its times and a picture, a duel its winner, and a profile its kernels."""
+def test_times_and_profiles() -> None:
+    """A timed kernel has its times and a picture, and a profile its kernels."""
     timed = passed().model_copy(update={"runtime": measurement(0.5), "baseline": measurement(1.0)})
     page = html_of(timed)
     assert "CORRECT" in page
     assert 'src="data:image/svg+xml;base64,' in page
-    duel = Duel(winner="b", reason="faster", ratio=1.5, interval=(1.4, 1.6), certainty=0.98, rounds=8, a_label=HOSTILE)
-    assert "B is " in html_of(duel)
     kernel = KernelProfile(name=HOSTILE, launches=1, duration_ms=5.0)
     assert "&lt;script&gt;" in html_of(Profile(by="cupti", kernels=(kernel,), seconds=1.0))

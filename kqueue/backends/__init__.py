@@ -12,21 +12,18 @@ judge honest kernels. Nothing that protects the judge depends on it, because any
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, entry_points, version
-from types import MappingProxyType
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
-from kqueue.errors import ConfigError
+from kqueue.registry import entries
 
 GROUP: Final = "kqueue.backends"
-_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,21 +96,7 @@ def registered() -> Mapping[str, Backend]:
     Raises:
         ConfigError: a registered backend cannot be used, or there is none.
     """
-    backends: dict[str, Backend] = {}
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        shown = f"the backend {entry.name} ({entry.value})"
-        try:
-            backend: Any = entry.load()
-        except Exception as error:
-            raise ConfigError(f"{shown} cannot be loaded: {error!r}. Install its package again or remove it") from error
-        if not isinstance(backend, Backend) or backend.name != entry.name or not _NAME.fullmatch(entry.name):
-            raise ConfigError(f"{shown} is not a kqueue.backends.Backend with this name in lower case")
-        if entry.name in backends or entry.name == PYTEST:
-            raise ConfigError(f"{shown} has the name of another backend: remove one of the packages")
-        backends[entry.name] = backend
-    if not backends:
-        raise ConfigError("no backends are registered: install kqueue again (in a checkout, `make venv`)")
-    return MappingProxyType(backends)
+    return entries(GROUP, Backend, PYTEST)
 
 
 def installed(distribution: str) -> str | None:

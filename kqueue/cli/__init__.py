@@ -1,6 +1,6 @@
 """The command `kqueue`: the table of its commands, and their exit statuses.
 
-Start with :data:`COMMANDS`, which names the function of each command. Its parameters are the options, of which
+Start with :data:`_COMMANDS`, which names the function of each command. Its parameters are the options, of which
 :mod:`~kqueue.cli.options` has the shared ones. It builds a view, which :func:`~kqueue.cli.render.emit` prints as text
 or JSON. An error is a :class:`KqueueError`, which :func:`main` prints. Other packages are imported in the functions
 that need them, so that a command starts fast.
@@ -12,66 +12,28 @@ import atexit
 import contextlib
 import gc
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
+from functools import cached_property
+from pkgutil import resolve_name
 from typing import IO, Annotated, Any, Final, NoReturn, cast
 
 import typer
 import typer.core
 
-from kqueue.cli import (
-    audit,
-    categories,
-    devices,
-    examine,
-    export,
-    fleet,
-    judge,
-    kernelbench,
-    operate,
-    owners,
-    plot,
-    pytest,
-    receipts,
-    rejudge,
-    results,
-    search,
-    show,
-    status,
-    submit,
-    token,
-    tune,
-)
+from kqueue import errors, registry
 from kqueue.cli.options import with_groups
 from kqueue.cli.render import drop_output, say
-from kqueue.errors import (
-    AccessRefused,
-    ConfigError,
-    EvaluationFailed,
-    InvalidRequest,
-    JudgeUnavailable,
-    KqueueError,
-    ServiceError,
-    UnknownEvaluation,
-    WaitTimeout,
-)
 from kqueue.signals import raise_interrupts
 
 #: Exit statuses of commands that failed. Status 1 is reserved for a negative answer.
-STATUSES: dict[type[KqueueError], int] = {
-    InvalidRequest: 2,
-    ServiceError: 3,
-    AccessRefused: 3,
-    ConfigError: 3,
-    EvaluationFailed: 3,
-    JudgeUnavailable: 3,
-    WaitTimeout: 4,
-    UnknownEvaluation: 5,
-}
+STATUSES: dict[type[errors.KqueueError], int] = {
+    errors.InvalidRequest: 2, errors.ServiceError: 3, errors.AccessRefused: 3, errors.ConfigError: 3,
+    errors.EvaluationFailed: 3, errors.JudgeUnavailable: 3, errors.WaitTimeout: 4, errors.UnknownEvaluation: 5,
+}  # fmt: skip
 
 #: Commands whose exit status is an answer. If their output is not read to its end, they exit as for a broken pipe.
 _ANSWERING: Final = {
-    "judge", "submit", "wait", "watch", "duel", "kernelbench", "autopsy", "sanitize", "compare", "doctor", "verify",
-    "replay",
+    "judge", "submit", "wait", "watch", "kernelbench", "autopsy", "sanitize", "compare", "doctor", "verify", "replay",
 }  # fmt: skip
 #: Commands that continue if their output is not read.
 _SERVING: Final = frozenset({"up", "worker", "serve", "mcp"})
@@ -87,17 +49,42 @@ _GC_THRESHOLD_SERVING: Final = 50_000
 
 
 #: Sections of the help by the first command of each.
-_SECTIONS: Final = {"judge": "Judge kernels", "status": "Look at results", "up": "Run a fleet", "search": "Groups"}
+_SECTIONS: Final = {"judge": "Judge kernels", "status": "Look at results", "up": "Run a fleet"}
 
 
 class _Group(typer.core.TyperGroup):
-    """A group of commands whose help shows each command's whole first sentence, in sections."""
+    """A group of commands whose help shows each command's whole first sentence, in sections.
+
+    A command of `kqueue` is imported when it is called, and all are for the help.
+    """
+
+    @cached_property
+    def _places(self) -> dict[str, str]:
+        """The functions of all commands, in the order of the help."""
+        places, added = dict[str, str](), registry.each_of("commands")
+        for name, place in _COMMANDS.items():
+            places[name] = f"kqueue.cli.{place}"
+            places |= {one.name: one.function for one in reversed(added) if one.after == name}
+        return {one.name: one.function for one in added if one.name not in places} | places
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self._places) if self.name == app.info.name else super().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if self.name == app.info.name and cmd_name not in self.commands:
+            place = _COMMANDS.get(cmd_name)
+            found = {cmd_name: f"kqueue.cli.{place}"} if place else self._places
+            # An unknown name loads all commands, because the error suggests similar names.
+            for name in [cmd_name] if cmd_name in found else found:
+                self.commands[name] = _command(name, found[name])
+        return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         title, sections = "Commands", dict[str, list[tuple[str, str]]]()
+        titles = _SECTIONS if ctx.parent is None else {}
         for name in self.list_commands(ctx):
-            title = _SECTIONS.get(name, title) if ctx.parent is None else title
             if command := self.get_command(ctx, name):
+                title = "Groups" if isinstance(command, _Group) else titles.get(name, title)
                 sections.setdefault(title, []).append((name, command.get_short_help_str(1000)))
         for title, rows in sections.items():
             with formatter.section(title):
@@ -130,62 +117,34 @@ def _root(
     """A worker fleet that judges GPU kernels."""
 
 
-#: The functions of the commands, in the order of the help. A group of commands has its own function that registers it.
-COMMANDS: Final[dict[str, Callable[..., Any]]] = {
-    "judge": judge.judge,
-    "submit": submit.submit,
-    "wait": submit.wait,
-    "watch": judge.watch,
-    "duel": judge.duel,
-    "kernelbench": kernelbench.kernelbench,
-    "rejudge": rejudge.rejudge,
-    "tune": tune.tune,
-    "tournament": tune.tournament,
-    "autopsy": examine.autopsy,
-    "sanitize": examine.sanitize,
-    "profile": examine.profile,
-    "status": status.status,
-    "show": show.show,
-    "results": results.results,
-    "compare": results.compare,
-    "cancel": results.cancel,
-    "cost": results.cost,
-    "export": export.export,
-    "logs": show.logs,
-    "plot": plot.plot,
-    "diff": show.diff,
-    "receipt": receipts.receipt,
-    "verify": receipts.verify,
-    "replay": receipts.replay,
-    "up": fleet.up,
-    "down": fleet.down,
-    "worker": fleet.worker,
-    "top": status.top,
-    "pytest": pytest.pytest,
-    "serve": operate.serve,
-    "open": operate.open_,
-    "mcp": operate.mcp,
-    "sweep": operate.sweep,
-    "audit": audit.audit,
-    "categories": categories.categories,
-    "evidence": categories.evidence,
-    "doctor": operate.doctor,
-}
-for _name, _function in COMMANDS.items():
-    app.command(_name, context_settings=pytest.CONTEXT if _name == "pytest" else None)(with_groups(_function))
-for _register in (
-    search.register,
-    kernelbench.register,
-    devices.register_gpu,
-    devices.register_probe,
-    token.register,
-    owners.register,
-    operate.register,
-):
-    _register(app)
+#: The function of each command, in the order of the help. A group of commands has its own object.
+_COMMANDS: Final[dict[str, str]] = {
+    "judge": "judge:judge", "submit": "submit:submit", "wait": "submit:wait", "watch": "judge:watch",
+    "kernelbench": "kernelbench:kernelbench", "rejudge": "rejudge:rejudge", "autopsy": "examine:autopsy",
+    "sanitize": "examine:sanitize", "profile": "examine:profile", "status": "status:status", "show": "show:show",
+    "results": "results:results", "compare": "results:compare", "cancel": "results:cancel", "cost": "results:cost",
+    "export": "export:export", "logs": "show:logs", "plot": "plot:plot", "diff": "show:diff",
+    "receipt": "receipts:receipt", "verify": "receipts:verify", "replay": "receipts:replay", "up": "fleet:up",
+    "down": "fleet:down", "worker": "fleet:worker", "top": "status:top", "pytest": "pytest:pytest",
+    "serve": "operate:serve", "open": "operate:open_", "mcp": "operate:mcp", "sweep": "operate:sweep",
+    "audit": "audit:audit", "categories": "categories:categories", "evidence": "categories:evidence",
+    "doctor": "operate:doctor", "problems": "kernelbench:problems", "gpu": "devices:gpus",
+    "probe": "devices:probes", "token": "token:group", "owner": "owners:group", "db": "operate:db",
+}  # fmt: skip
 
 
-def exit_status(error: KqueueError) -> int:
+def _command(name: str, place: str) -> Any:
+    """Return a command. A module of one command can have a `CONTEXT` for it."""
+    function, made = resolve_name(place), typer.Typer(rich_markup_mode=None)
+    if isinstance(function, typer.Typer):
+        made.add_typer(function, name=name, cls=_Group)
+    else:
+        context = vars(sys.modules[function.__module__]).get("CONTEXT")
+        made.command(name, context_settings=context)(with_groups(function))
+    return typer.main.get_group(made).commands[name]
+
+
+def exit_status(error: errors.KqueueError) -> int:
     """Return the exit status for ``error``."""
     return next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 1)
 
@@ -203,12 +162,15 @@ def main() -> NoReturn:
     atexit.register(gc.freeze)
     if command not in _SERVING:
         raise_interrupts()
-        sys.stdout = cast("IO[str]", _Output(sys.stdout, _BROKEN_PIPE if command in _ANSWERING else 0))
+        answers = command in _ANSWERING or (
+            command not in _COMMANDS and any(one.answers for one in registry.each_of("commands") if one.name == command)
+        )
+        sys.stdout = cast("IO[str]", _Output(sys.stdout, _BROKEN_PIPE if answers else 0))
     try:
         if wrong := [one for one in sys.argv if any("\ud800" <= char <= "\udfff" for char in one)]:
-            raise InvalidRequest(f"{wrong[0]}: an argument must be UTF-8 text")
+            raise errors.InvalidRequest(f"{wrong[0]}: an argument must be UTF-8 text")
         app(prog_name="kqueue")
-    except KqueueError as error:
+    except errors.KqueueError as error:
         say(error)
         sys.exit(exit_status(error))
     except OSError as error:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from kqueue.store.probes import Pause, Record, Settled
 
 _GIB: Final = 1 << 30
+gpus = typer.Typer(no_args_is_help=True, help="List GPUs, take one out of service, and return it to service.")
+probes = typer.Typer(no_args_is_help=True, help="Show the results of probes of the judge, and the resulting pauses.")
 #: Seconds between two polls while waiting.
 _POLL_S: Final = 0.5
 _Named = Annotated[
@@ -30,14 +32,7 @@ _Named = Annotated[
 _Host = Annotated[str | None, typer.Option(help="The host that the index refers to. Default: this host.")]
 
 
-def register_gpu(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="List GPUs, take one out of service, and return it to service.")
-    group.command("list")(list_gpus)
-    group.command()(drain)
-    group.command()(resume)
-    app.add_typer(group, name="gpu", cls=app.info.cls)
-
-
+@gpus.command("list")
 def list_gpus(
     host: Annotated[str | None, typer.Option(help="List only this host's GPUs.")] = None, as_json: options.Json = False
 ) -> None:
@@ -93,6 +88,7 @@ _GPU: Final[Columns[GpuStatus]] = {
 }
 
 
+@gpus.command()
 def drain(
     gpu: _Named,
     host: _Host = None,
@@ -118,6 +114,7 @@ def drain(
                 break
 
 
+@gpus.command()
 def resume(gpu: _Named, host: _Host = None) -> None:
     """Return a GPU to service. A GPU that was quarantined, or failed its last test, is tested first."""
     from kqueue.store import gpus
@@ -131,16 +128,6 @@ def resume(gpu: _Named, host: _Host = None) -> None:
 
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON record per line.")]
-
-
-def register_probe(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Show the results of probes of the judge, and the resulting pauses.")
-    group.command("list")(list_probes)
-    group.command()(pauses)
-    group.command()(doubted)
-    group.command()(now)
-    group.command("resume")(resume_host)
-    app.add_typer(group, name="probe", cls=app.info.cls)
 
 
 def last_day(record: Record) -> dict[str, Any]:
@@ -174,6 +161,7 @@ def print_last_day(record: dict[str, Any]) -> None:
         console().print(text(message, "bold red"))
 
 
+@probes.command("list")
 def list_probes(
     limit: Annotated[
         int, typer.Option(min=1, max=100_000, help="Maximum number of probes. The latest are listed.")
@@ -202,6 +190,7 @@ _PROBE: Final[Columns[Settled]] = {
 }
 
 
+@probes.command()
 def pauses(
     days: Annotated[
         float, typer.Option(min=0.01, max=3660, help="Age of the oldest listed ended pause in days.")
@@ -227,6 +216,7 @@ _PAUSE: Final[Columns[Pause]] = {
 }
 
 
+@probes.command()
 def doubted(pause: Annotated[int, typer.Argument(help="The pause's number.")], as_json: _Json = False) -> None:
     """List the evaluations that a paused slot judged since its last correct probe, one id on each line."""
     from kqueue.store import probes
@@ -240,6 +230,7 @@ def doubted(pause: Annotated[int, typer.Argument(help="The pause's number.")], a
             typer.echo(str(one))
 
 
+@probes.command()
 def now(
     lane: Annotated[str, typer.Option(help="The lane on which it waits.")],
     kind: Annotated[
@@ -264,6 +255,7 @@ def now(
         typer.echo(f"submitted {identity}. `kqueue probe list` shows its result")
 
 
+@probes.command("resume")
 def resume_host(host: Annotated[str, typer.Argument(help="The host's name.")], as_json: _Json = False) -> None:
     """Return a host's paused CPU slots to service. For GPUs use `kqueue gpu resume`."""
     from kqueue.store import probes

@@ -396,18 +396,11 @@ def _write(file: Path, content: Any) -> None:
         raise InvalidRequest(f"{file}: cannot be written: {error.strerror or error}: use another --out") from None
 
 
+problems = typer.Typer(no_args_is_help=True, help="Use other projects' sets of problems, and share problems.")
 _Set = Annotated[Path, typer.Argument(metavar="SET", help="A file or folder of a known format.")]
 
 
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Use other projects' sets of problems, and share problems.")
-    group.command("import")(import_)
-    group.command()(traces)
-    group.command()(owners.share)
-    group.command()(owners.unshare)
-    app.add_typer(group, name="problems", cls=app.info.cls)
-
-
+@problems.command("import")
 def import_(
     folder: _Set,
     out: Annotated[
@@ -448,6 +441,7 @@ def import_(
         raise typer.Exit(1)
 
 
+@problems.command()
 def traces(
     folder: _Set,
     verdicts: Annotated[
@@ -470,3 +464,7 @@ def _safe(name: str) -> str:
     """Return a name as a relative path below a folder."""
     parts = [re.sub(r"[^\w.+-]", "_", part).lstrip(".") for part in name.split("/")]
     return "/".join(filter(None, parts)) or "_"
+
+
+problems.command()(owners.share)
+problems.command()(owners.unshare)

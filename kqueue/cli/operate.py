@@ -262,7 +262,7 @@ def _print_sweep(report: SweepReport) -> None:
         console().print(text(f"redis: {report.broker_error}", "bold red"))
 
 
-_group = typer.Typer(help="The database's schema.", no_args_is_help=True)
+db = typer.Typer(help="The database's schema.", no_args_is_help=True)
 
 
 class Role(StrEnum):
@@ -274,11 +274,7 @@ class Role(StrEnum):
     READER = "reader"
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(_group, name="db", cls=app.info.cls)
-
-
-@_group.command()
+@db.command()
 def upgrade(
     revision: Annotated[str, typer.Argument(help="A revision of the schema.")] = "head",
 ) -> None:
@@ -293,7 +289,7 @@ def upgrade(
     typer.echo(f"schema {after}" if before == after else f"schema {before or 'empty'} -> {after}")
 
 
-@_group.command()
+@db.command()
 def current() -> None:
     """Print the database's schema revision and the one that this version of kqueue needs."""
     from kqueue.config import load
@@ -303,7 +299,7 @@ def current() -> None:
     typer.echo(f"database {revision or 'empty'}, kqueue {schema.head()}")
 
 
-@_group.command()
+@db.command()
 def check() -> None:
     """Exit with 0 if this version of kqueue works with the database. Otherwise print the remedy and exit with 3."""
     from kqueue.store import schema
@@ -312,7 +308,7 @@ def check() -> None:
         typer.echo(f"schema {schema.head()} ok")
 
 
-@_group.command()
+@db.command()
 def login(
     name: Annotated[str, typer.Argument(help="The login's name.")],
     role: Annotated[Role, typer.Option(help="The purpose of the login, which limits its privileges.")],

@@ -32,6 +32,12 @@ Device = Annotated[
     ),
 ]
 Fleet = Annotated[bool, typer.Option("--fleet", help="Judge on the fleet instead of this machine.")]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        help="Judge on another fleet, through its `kqueue serve`, with the token in KQUEUE_TOKEN.", show_default=False
+    ),
+]
 Precision = Annotated[str | None, typer.Option("--precision", help="fp32, fp16 or bf16.")]
 Checks = Annotated[int | None, typer.Option("--checks", help="Number of input sets to compare.")]
 NoTiming = Annotated[bool, typer.Option("--no-timing", help="Do not time the kernels.")]

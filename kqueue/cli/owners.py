@@ -11,19 +11,14 @@ from kqueue.cli.connection import Reader, database, reading
 from kqueue.cli.render import emit, say
 from kqueue.text import one_line
 
-_group = typer.Typer(help="The work of an owner.", no_args_is_help=True)
+group = typer.Typer(help="The work of an owner.", no_args_is_help=True)
+group.callback()(lambda: None)
 _Problem = Annotated[str, typer.Argument(metavar="PROBLEM", help="Its hash, or the first digits of it.")]
 _Whose = Annotated[
     str | None, typer.Option("--owner", help="The owner of the problem. [default: local, or the login's]")
 ]
 #: Seconds for which an erasure waits until workers have ended its evaluations.
 _PATIENCE_S: Final = 60.0
-
-
-def register(app: typer.Typer) -> None:
-    _group.command()(erase)
-    _group.callback()(lambda: None)
-    app.add_typer(_group, name="owner", cls=app.info.cls)
 
 
 def share(
@@ -56,6 +51,7 @@ def unshare(problem: _Problem, owner: _Whose = None) -> None:
     typer.echo(f"no longer shared: sha256:{digest}")
 
 
+@group.command()
 def erase(
     owner: Annotated[str, typer.Argument(help="The owner's name.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import typer
 
+from kqueue import registry
 from kqueue.cli.connection import Reader, reading
 from kqueue.cli.render import STDOUT, form_of, write_picture
 from kqueue.errors import InvalidRequest
@@ -145,23 +146,15 @@ def _of_batch(read: Reader, key: str) -> _Charts:
 
 
 def _of_run(read: Reader, key: str) -> _Charts:
-    from kqueue import charts
-    from kqueue.search import tuning
-    from kqueue.search.plan import TunePlan, read_plan
-    from kqueue.search.results import curve
-    from kqueue.store import reports, searches
+    from kqueue.store import reports
 
-    run = read(searches.find, key)
-    plan = read_plan(run.plan)
-    proposals = read(searches.proposals, run.id)
-    available: dict[Kinds, Callable[[], charts.Chart]] = {
-        Kinds.CURVE: lambda: curve({run.name: (plan, proposals, read(searches.steps, run.id))})
-    }
-    if isinstance(plan, TunePlan):
-        available[Kinds.IMPORTANCES] = lambda: charts.Importances(run.name, tuning.importances(plan, proposals))
-    if read(reports.batch_state, run.name) is not None:
-        available.update(_of_batch(read, run.name)[1])
-    return run.name, available
+    available: dict[Kinds, Callable[[], charts.Chart]] = {}
+    for name, made in (part(read, key) for part in registry.attached("charts")):
+        key = name
+        available |= {Kinds(kind): make for kind, make in made.items()}
+    if read(reports.batch_state, key) is not None:
+        available.update(_of_batch(read, key)[1])
+    return key, available
 
 
 def _of_evaluation(read: Reader, key: str) -> _Charts:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kqueue.store.budgets import Budget
     from kqueue.store.tokens import Known
 
-_group = typer.Typer(help="Tokens of the HTTP server.", no_args_is_help=True)
+group = typer.Typer(help="Tokens of the HTTP server.", no_args_is_help=True)
 _LONGEST: Final = timedelta(days=3660)
 _LONGEST_WINDOW: Final = timedelta(days=366)
 #: Permitted maximum priorities of a token.
@@ -45,11 +45,7 @@ _WhenSpent = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(_group, name="token", cls=app.info.cls)
-
-
-@_group.command()
+@group.command()
 def create(
     name: Annotated[str, typer.Option(help="The holder's name, for people.")],
     scope: Annotated[
@@ -112,7 +108,7 @@ def create(
     say(f"it submits for the owner {made.owner}, and sees {_sees(made)}")
 
 
-@_group.command()
+@group.command()
 def edit(
     which: Annotated[str, typer.Argument(help="A token's id, or a name for all tokens with it.")],
     budget: _Budget = None,
@@ -141,7 +137,7 @@ def edit(
     _report("changed", changed, which)
 
 
-@_group.command("list")
+@group.command("list")
 def list_(as_json: options.Json = False) -> None:
     """Show all tokens without their secrets, and the work that each sees."""
     from kqueue.store import tokens
@@ -168,7 +164,7 @@ _TOKEN: Final[Columns[Known]] = {
 }
 
 
-@_group.command()
+@group.command()
 def revoke(which: Annotated[str, typer.Argument(help="A token's id, or a name for all tokens with it.")]) -> None:
     """Revoke tokens. The next request with one is refused. Evaluations that it submitted continue.
 

@@ -6,19 +6,25 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
+from kqueue import registry
 from kqueue.client.transport import Accepted, Entry, Transport, all_valid, check, check_each
 from kqueue.contract import Request, Settings, Verdict
-from kqueue.duels import MOST, Duel, Match, duel
-from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation, WaitTimeout
+from kqueue.errors import InvalidRequest, UnknownEvaluation, WaitTimeout
 from kqueue.states import Priority
 
 if TYPE_CHECKING:
     from kqueue.config import Config
+    from kqueue.features.duel.client import AsyncDuels as _AsyncAttached
+    from kqueue.features.duel.client import Duels as _Attached
+else:
+    _Attached, _AsyncAttached = (
+        type(place, tuple(registry.attached(place)), {}) for place in ("client", "async_client")
+    )
 
 _T = TypeVar("_T")
 
@@ -129,7 +135,7 @@ class _ToServices:
         self._transport: Transport = DatabaseTransport(config, database_url=database_url, redis_url=redis_url)
 
 
-class Client(_ToServices):
+class Client(_Attached, _ToServices):
     """The connection of a producer to a fleet.
 
     ::
@@ -217,44 +223,6 @@ class Client(_ToServices):
         verdicts = iter(self.wait_all([one for one in results if isinstance(one, Ticket)], timeout))
         return [next(verdicts) if isinstance(one, Ticket) else one for one in results]
 
-    def duel(
-        self,
-        a: Entry,
-        b: Entry,
-        *,
-        within: float | None = None,
-        rounds: int = MOST,
-        allow_idle_lane: bool = False,
-        report: Callable[[Duel], object] | None = None,
-    ) -> Duel:
-        """Find out which of two kernels is faster (:mod:`kqueue.duels`). If interrupted, cancel the evaluations.
-
-        Args:
-            a, b: requests that differ only in kernel, backend and kernel_label.
-            within: end as ``equal`` once the interval of the ratio lies within this part of 1, such as 0.01.
-            rounds: maximum number of rounds.
-            allow_idle_lane: see :meth:`submit`, whose errors are possible.
-            report: function to call with the state after each verdict.
-        """
-
-        def judge(requests: list[Request]) -> Iterator[Verdict]:
-            pending = self.submit_batch(requests, allow_idle_lane=allow_idle_lane)
-            try:
-                while pending:
-                    yield pending[0].wait()
-                    del pending[0]
-            finally:
-                with suppress(KqueueError):
-                    for ticket in pending:
-                        ticket.cancel()
-
-        match = Match.of(check(a), check(b), within=within, most=rounds)
-        now = match.state([])
-        for now in duel(judge, match):
-            if report is not None:
-                report(now)
-        return now
-
     def get(self, evaluation_id: UUID | str) -> Ticket:
         """Return a ticket for an existing evaluation of any producer, or raise UnknownEvaluation."""
         identity = _id_of(evaluation_id)
@@ -301,7 +269,7 @@ class Client(_ToServices):
                     yield pending.pop(future), future.result()
 
 
-class AsyncClient(_ToServices):
+class AsyncClient(_AsyncAttached, _ToServices):
     """:class:`Client` for asyncio, with coroutines as methods. Any number of them can wait at once.
 
     ::
@@ -351,17 +319,6 @@ class AsyncClient(_ToServices):
         results = await self.submit_each(entries, allow_idle_lane=allow_idle_lane)
         verdicts = iter(await self.wait_all([one for one in results if isinstance(one, AsyncTicket)], timeout))
         return [next(verdicts) if isinstance(one, AsyncTicket) else one for one in results]
-
-    async def duel(
-        self, a: Entry, b: Entry, *, within: float | None = None, rounds: int = MOST, allow_idle_lane: bool = False
-    ) -> Duel:
-        """Find out which of two kernels is faster. :meth:`Client.duel` documents the arguments."""
-        match = Match.of(check(a), check(b), within=within, most=rounds)
-        verdicts: list[Verdict] = []
-        while (now := match.state(verdicts)).reason is None:
-            requests = match.requests(len(verdicts) // 2, now.due)
-            verdicts += await self.wait_all(await self.submit_batch(requests, allow_idle_lane=allow_idle_lane))
-        return now
 
     async def get(self, evaluation_id: UUID | str) -> AsyncTicket:
         """Return a ticket for an existing evaluation of any producer, or raise UnknownEvaluation."""

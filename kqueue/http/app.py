@@ -12,7 +12,7 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kqueue import receipts, tracing, upper_limits
+from kqueue import receipts, registry, tracing, upper_limits
 from kqueue.config import Config
 from kqueue.errors import KqueueError, ServiceError
 from kqueue.http import auth, check_access, eval_server, failures, jobs, maintenance, metrics, openapi, tasks, v1
@@ -89,7 +89,7 @@ def create_app(
         # Some clients post JSON without a type. Web pages are refused by their origin instead.
         strict_content_type=False,
     )
-    for router in (*routers, *_ROUTERS):
+    for router in (*routers, *_ROUTERS, *registry.attached("router")):
         app.include_router(router)
     failures.install(app)
     openapi.install(app)

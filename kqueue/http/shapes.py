@@ -13,7 +13,6 @@ from kqueue import contract
 from kqueue.categories import Blame, Category
 from kqueue.client.transport import Accepted
 from kqueue.config import MAX_BATCH
-from kqueue.duels import MOST
 from kqueue.http.devices import View
 from kqueue.http.failures import ProblemDetails
 from kqueue.states import EvaluationState, Trials
@@ -44,25 +43,6 @@ class Entries(Body):
     """Evaluations to submit, all or none. An error names the first wrong entry."""
 
     entries: Annotated[list[contract.Request], FailFast()] = Field(min_length=1, max_length=MAX_BATCH)
-
-
-class Rival(Body):
-    """The second kernel of a duel. All else is as in the first one's request."""
-
-    kernel: str
-    backend: contract.BackendName
-    kernel_label: Text = None
-
-
-class DuelBody(Body):
-    """A duel to begin. The key and the batch of `a` are ignored, and no verdict is reused."""
-
-    a: contract.Request
-    b: Rival
-    within: float | None = None
-    """End as `equal` once the interval of the ratio lies within this part of 1, such as 0.01."""
-    rounds: int = MOST
-    """Maximum number of rounds."""
 
 
 class LooseEntries(Body):

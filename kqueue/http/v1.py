@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
@@ -18,16 +17,13 @@ from kqueue import contract, receipts
 from kqueue.categories import CATEGORIES
 from kqueue.client.transport import Accepted
 from kqueue.contract import Precision
-from kqueue.duels import BATCH, Duel, Match
 from kqueue.errors import IdempotencyConflict, InvalidRequest
 from kqueue.http import callbacks, cursors, events, failures, readings, shapes
 from kqueue.http.auth import Reader, Sharer, Submitter, WholeSubmitter
 from kqueue.http.devices import CurrentFleet
 from kqueue.http.failures import HttpError
-from kqueue.http.gateway import Caller, CurrentGateway, Gateway
-from kqueue.store import budgets, evaluations, reports, sharing
-from kqueue.store.engine import acting
-from kqueue.store.tokens import Scope
+from kqueue.http.gateway import Caller, CurrentGateway
+from kqueue.store import evaluations, reports, sharing
 
 router: Final = APIRouter(prefix="/v1", tags=["v1"])
 router.include_router(events.router)
@@ -50,13 +46,13 @@ _EXAMPLE: Final[Mapping[str, Any]] = {
     "idempotency_key": "step-12/7",
 }
 
-_REFUSALS: Final = failures.documented(409, 429)
+REFUSALS: Final = failures.documented(409, 429)
 _Hash = Annotated[str, Path(pattern=f"^{contract.HASH}$", description="SHA-256 of the source.")]
 _Timeout = Annotated[float, Query(ge=0, le=300, allow_inf_nan=False, description="Seconds.")]
 _IdleLane = Annotated[
     bool, Query(description="Accept a lane (not `auto`) that no live worker serves now, instead of refusing with 409.")
 ]
-_Key = Annotated[
+Key = Annotated[
     str | None,
     Header(
         min_length=1,
@@ -80,7 +76,7 @@ class ArtifactName(StrEnum):
 @router.post(
     "/evaluations",
     status_code=201,
-    responses=_REFUSALS
+    responses=REFUSALS
     | {200: {"model": Accepted, "description": "An evaluation with this key exists, and is returned."}},
 )
 async def submit(
@@ -89,10 +85,10 @@ async def submit(
     caller: Submitter,
     gateway: CurrentGateway,
     allow_idle_lane: _IdleLane = False,
-    idempotency_key: _Key = None,
+    idempotency_key: Key = None,
 ) -> Accepted:
     """Submit one evaluation. It gets exactly one verdict, even if the connection breaks."""
-    keys = _Keys(caller, idempotency_key)
+    keys = Keys(caller, idempotency_key)
     with keys.as_given():
         [ticket] = await gateway.submit(caller, [keys.put(body)], allow_idle_lane=allow_idle_lane)
     answer.headers["Location"] = f"/v1/evaluations/{ticket.evaluation_id}"
@@ -101,35 +97,35 @@ async def submit(
     return ticket
 
 
-@router.post("/evaluations/batch", status_code=201, responses=_REFUSALS)
+@router.post("/evaluations/batch", status_code=201, responses=REFUSALS)
 async def submit_batch(
     body: shapes.Entries,
     caller: Submitter,
     gateway: CurrentGateway,
     allow_idle_lane: _IdleLane = False,
-    idempotency_key: _Key = None,
+    idempotency_key: Key = None,
 ) -> shapes.AcceptedBatch:
     """Submit all evaluations or none, in one transaction."""
     gateway.bound(len(body.entries))
-    keys = _Keys(caller, idempotency_key)
+    keys = Keys(caller, idempotency_key)
     requests = [keys.put(entry, index) for index, entry in enumerate(body.entries)]
     with keys.as_given():
         tickets = await gateway.submit(caller, requests, allow_idle_lane=allow_idle_lane)
     return shapes.AcceptedBatch(evaluations=[*tickets])
 
 
-@router.post("/evaluations/each", responses=_REFUSALS)
+@router.post("/evaluations/each", responses=REFUSALS)
 async def submit_each(
     body: shapes.LooseEntries,
     request: Request,
     caller: Submitter,
     gateway: CurrentGateway,
     allow_idle_lane: _IdleLane = False,
-    idempotency_key: _Key = None,
+    idempotency_key: Key = None,
 ) -> shapes.EntryResults:
     """Submit every valid entry. The result of a refused entry is its error."""
     gateway.bound(len(body.entries))
-    keys = _Keys(caller, idempotency_key)
+    keys = Keys(caller, idempotency_key)
     checked: list[contract.Request | InvalidRequest] = []
     for index, entry in enumerate(body.entries):
         try:
@@ -279,44 +275,6 @@ async def batch(batch: events.BatchName, _: Reader, gateway: CurrentGateway) -> 
     return state
 
 
-@router.post("/duels", status_code=201, responses=_REFUSALS)
-async def begin_duel(
-    body: shapes.DuelBody, caller: Submitter, gateway: CurrentGateway, idempotency_key: _Key = None
-) -> Duel:
-    """Begin a duel of two kernels, and submit its first round. The same `Idempotency-Key` begins no second one."""
-    b = contract.parse_request(dict(body.a) | dict(body.b))
-    key = None if idempotency_key is None else f"{caller.token_id}/{idempotency_key}"
-    match = Match.of(body.a, b, within=body.within, most=body.rounds, key=key)
-    requests = match.requests(0, match.state([]).due)
-    await _submit_rounds(gateway, caller, requests)
-    return match.state([None] * len(requests))
-
-
-@router.get("/duels/{duel_id}")
-async def duel(duel_id: str, caller: Reader, gateway: CurrentGateway) -> Duel:
-    """Return the state of a duel, and submit its next rounds if they are due and the caller can submit.
-
-    The rounds count for the producer that began the duel. The duels of other owners can be read only.
-    """
-    now = await gateway.read(reports.duel, duel_id)
-    if now.due == 0 or not caller.may(Scope.SUBMIT):
-        return now
-    with acting(replace(caller.viewer, held=True)):
-        if not await gateway.read(evaluations.in_batch, BATCH + now.id):
-            return now
-    requests = await gateway.read(reports.duel_requests, now)
-    token_id = budgets.token_of(requests[0].producer)
-    payer = Caller(caller.name, (Scope.SUBMIT,), token_id, owner=caller.owner, restricted=caller.restricted)
-    await _submit_rounds(gateway, payer, requests)
-    return now.model_copy(update={"due": 0})
-
-
-async def _submit_rounds(gateway: Gateway, payer: Caller, requests: Sequence[contract.Request]) -> None:
-    keys = _Keys(payer, None)
-    with keys.as_given():
-        await gateway.submit(payer, [keys.put(request) for request in requests])
-
-
 @router.get("/callbacks/secret", responses=failures.documented(404))
 async def callback_secret(caller: WholeSubmitter, gateway: CurrentGateway) -> shapes.CallbackSecret:
     """Return the secret that signs the callbacks of the caller's owner."""
@@ -414,7 +372,7 @@ async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
     )
 
 
-class _Keys:
+class Keys:
     """The idempotency keys of one HTTP request: the caller's keys and the stored keys.
 
     A stored key contains the token's id and an agent's session, so that no other can occupy it.

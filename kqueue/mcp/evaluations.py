@@ -80,7 +80,7 @@ async def verdicts(
             await _report(call, began, timeout_s, f"{what}{len(done)} of {len(ids)} done. {short(error, _WHY_CHARS)}")
             await anyio.sleep(min(_TICK_S, left_s))
             continue
-        if pending and _is_heard(call):
+        if pending and (call.request_context.meta or {}).get("progress_token") is not None:
             try:
                 _, why = await standing(caller, pending[0])
             except KqueueError as error:
@@ -120,11 +120,6 @@ async def judged_once(caller: Caller, evaluation_id: UUID, why: str, priority: s
         | {name: evaluation[name] for name in ("backend", "lane", "settings", "problem_label", "kernel_label")}
     )
     return request, Verdict.load(evaluation["verdict"])
-
-
-def _is_heard(call: Call) -> bool:
-    """Return True if the agent's host asked for progress. Reading a reason costs the fleet a query."""
-    return (call.request_context.meta or {}).get("progress_token") is not None
 
 
 async def _report(call: Call, began: float, timeout_s: float, message: str) -> None:

@@ -24,7 +24,7 @@ kqueue judges GPU kernels: is a kernel right, and how fast is it? A problem is P
 the forward of Model, in Triton, CUDA, plain torch or another backend that the tools list.
 
 To improve a kernel: call `judge`, read the feedback, change the source, judge again. For several kernels at once call
-`submit`, then `wait`. To know which of two is faster call `duel`. Each evaluation gets one verdict: a category, and who
+`submit`, then `wait`. {{advice}}Each evaluation gets one verdict: a category, and who
 is to blame for it. Blame `candidate`: change the kernel. Blame `fleet` or `nobody`: the verdict says nothing about the
 kernel, so judge it again (`needs_gpu`: on a GPU). Blame `problem`: the problem is broken, and no kernel will pass. An
 evaluation continues if a call ends early: `wait` and `verdict` find it by its id.

@@ -25,6 +25,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kqueue import registry
 from kqueue.errors import AccessRefused, ConfigError, KqueueError, ServiceError
 from kqueue.http import failures, is_loopback
 from kqueue.http.server import Server, listen, outlive_signals
@@ -52,7 +53,7 @@ def make_server(connection: Connection) -> MCPServer[Connection]:
     server = MCPServer[Connection](
         "kqueue",
         title="kqueue: a judge of GPU kernels",
-        instructions=INSTRUCTIONS,
+        instructions=INSTRUCTIONS.format(advice="".join(registry.each_of("advice"))),
         version=version("kqueue"),
         lifespan=lifespan,
         # No resource changes, so subscriptions are useless.

@@ -12,7 +12,7 @@ from mcp.server import MCPServer
 from mcp_types import CallToolResult, ToolAnnotations
 from pydantic import BaseModel, Field
 
-from kqueue import examinations
+from kqueue import examinations, registry
 from kqueue.categories import CATEGORIES, Category
 from kqueue.client import wire
 from kqueue.client.transport import check_each
@@ -23,7 +23,6 @@ from kqueue.figures import brief
 from kqueue.mcp import evaluations, files, rendering
 from kqueue.mcp.autopsy import dissect
 from kqueue.mcp.connection import Call, Caller, Connection, caller_of
-from kqueue.mcp.dueling import duel
 from kqueue.mcp.schemas import (
     MOST,
     Dissected,
@@ -48,7 +47,6 @@ from kqueue.mcp.schemas import (
     result,
     with_advice,
 )
-from kqueue.mcp.tuning import tune
 from kqueue.text import short
 
 #: Maximum characters of a `repro.py` in an answer.
@@ -353,8 +351,6 @@ _TOOLS: Final[Mapping[Callable[..., Any], ToolAnnotations]] = {
     judge: _SUBMITS,
     submit: _SUBMITS,
     wait: _LOOKS,
-    tune: _SUBMITS,
-    duel: _SUBMITS,
     verdict: _LOOKS,
     autopsy: _SUBMITS,
     sanitize: _SUBMITS,
@@ -369,7 +365,7 @@ _TOOLS: Final[Mapping[Callable[..., Any], ToolAnnotations]] = {
 
 def register(server: MCPServer[Connection]) -> None:
     """Add the tools to ``server``."""
-    for tool, hints in _TOOLS.items():
+    for tool, hints in {**_TOOLS, **dict.fromkeys(registry.attached("tool"), _SUBMITS)}.items():
         server.add_tool(tool, annotations=hints)
 
 

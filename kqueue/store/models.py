@@ -735,7 +735,7 @@ class SearchRun(Base):
     owner: Mapped[str] = _owner()
     name: Mapped[str]
     plan: Mapped[dict[str, Any]]
-    """The requested search (:class:`kqueue.search.plan.Plan`)."""
+    """The requested search (:class:`kqueue.features.search.plan.Plan`)."""
     state: Mapped[str] = mapped_column(server_default=SearchState.RUNNING)
     """The state (:class:`~kqueue.states.SearchState`)."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())

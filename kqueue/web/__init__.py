@@ -3,7 +3,6 @@
 The server renders the pages, so they work without scripts. `static/live.js` only updates parts of them. Every page
 needs a session (:mod:`~kqueue.web.session`), and a session is valid for pages only, never for ``/v1``.
 
-===============================  ==================================================================
 :mod:`~kqueue.web.app`           the application: the pages and the API
 :mod:`~kqueue.web.route`         the base of all pages: headers, error pages, the viewer
 :mod:`~kqueue.web.session`       login and logout
@@ -39,5 +38,6 @@ To add a page:
    :mod:`kqueue.web.present`.
 4. Use no inline script or style, because the content policy forbids both. Pictures are SVG with classes and attributes.
 
+=======
 The package needs the extra ``http``.
 """

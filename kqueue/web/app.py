@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 
+from kqueue import registry
 from kqueue.config import Config
 from kqueue.errors import ConfigError
 from kqueue.http import app
@@ -21,26 +22,13 @@ from kqueue.web import (
     now,
     problems,
     route,
-    runs,
     search,
     session,
 )
 
-_ROUTERS: Final = (
-    session.router,
-    assets.router,
-    now.router,
-    evaluations.router,
-    evaluation.router,
-    autopsy.router,
-    problems.router,
-    batches.router,
-    runs.router,
-    compare.router,
-    cost.router,
-    days.router,
-    search.router,
-)
+_PAGES: Final = (
+    session, assets, now, evaluations, evaluation, autopsy, problems, batches, compare, cost, days, search,
+)  # fmt: skip
 
 
 def create_app(config: Config, **limits: Any) -> FastAPI:
@@ -48,13 +36,13 @@ def create_app(config: Config, **limits: Any) -> FastAPI:
 
     ``limits`` are passed to :func:`kqueue.http.app.create_app`, which documents them and the errors.
     """
-    openid, routers = None, _ROUTERS
+    openid, routers = None, (*(one.router for one in _PAGES), *registry.attached("pages"))
     if config.oidc_issuer:
         try:
             from kqueue.web import oidc
         except ImportError as missing:
             raise ConfigError("login by OpenID Connect needs Authlib: `pip install 'kqueue[oidc]'`") from missing
-        openid, routers = oidc.Provider(config), (oidc.router, *_ROUTERS)
+        openid, routers = oidc.Provider(config), (oidc.router, *routers)
     made = app.create_app(config, routers=routers, open_forms={session.LOGIN}, of_session=route.who, **limits)
     made.state.openid = openid
     made.state.glances = now.Glances()

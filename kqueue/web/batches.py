@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from fastapi import Query, Request, Response
 from sqlalchemy import Engine
 
-from kqueue import charts
+from kqueue import charts, registry
 from kqueue.charts import Theme
 from kqueue.errors import UnknownEvaluation
 from kqueue.http.gateway import Gateway
@@ -97,21 +97,16 @@ def _read(engine: Engine, batch: str, *, with_cost: bool) -> dict[str, Any]:
         return {
             "state": state,
             "left_s": _left_s(engine, batch, state),
-            "fast": [(p, _number(p, fast)) for p in _FAST_P],
+            "fast": [(p, sum(p == 0 or one > p for one in fast.speedups)) for p in _FAST_P],  # all for p = 0
             "problems": fast.problems,
             "best": boards.best_of_batch(engine, batch),
             "faults": batches.batch_faults(engine, batch, state.categories),
             "cost": next(iter(reports.cost(engine, by=By.BATCH, since=None, batch=batch)), None) if adds_up else None,
             "is_dear": not adds_up,
             "latest": reports.listing(engine, batch=batch, limit=10),
-            "duel": reports.duel_in(engine, batch),
+            "attached": [words for part in registry.attached("batch") if (words := part(engine, batch))],
             "others": [one for one in batches.known_batches(engine, limit=_PAGE) if one.name != batch],
         }
-
-
-def _number(p: float, fast: curves.FastP) -> int:
-    # Every right kernel counts for fast_0.
-    return len(fast.speedups) if p == 0 else sum(speedup > p for speedup in fast.speedups)
 
 
 def _left_s(engine: Engine, batch: str, state: BatchState) -> float | None:

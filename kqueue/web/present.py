@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, cast
 from urllib.parse import quote, urlencode
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, PrefixLoader, StrictUndefined
 from markupsafe import Markup
 from pygments import highlight as colour
 from pygments.formatters.html import HtmlFormatter
@@ -19,6 +19,7 @@ from pygments.lexers.python import PythonLexer
 
 from kqueue import figures
 from kqueue.categories import Blame, Category
+from kqueue.registry import each_of, features
 from kqueue.text import clean, short
 from kqueue.web import export, files
 
@@ -28,7 +29,7 @@ NAVIGATION: Final = (
     ("/evaluations", "Evaluations"),
     ("/problems", "Problems"),
     ("/batches", "Batches"),
-    ("/runs", "Searches"),
+    *each_of("navigation"),
     ("/days", "Days"),
     ("/cost", "Cost"),
     ("/search", "Search"),
@@ -82,11 +83,6 @@ def _capped(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]} … ({len(text) - most} more characters)"
 
 
-def _count(number: float) -> str:
-    """Return a number with thin spaces between thousands."""
-    return f"{number:,.0f}".replace(",", "\u2009")
-
-
 def _seconds(value: float | None) -> str:
     """Return a duration: ``0.42 s``, ``12 s``, ``3 min 4 s``, ``2 h 5 min``."""
     if value is None:
@@ -112,39 +108,10 @@ def _size(value: float | None) -> str:
     return f"{value:.1f} GiB"
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.0%}"
-
-
-def _ago(moment: datetime) -> str:
-    return f"{figures.age(moment)} ago"
-
-
-def _seconds_since(moment: datetime) -> float:
-    return max(0.0, (datetime.now(UTC) - moment).total_seconds())
-
-
-def _mark(blame: str) -> str:
-    return _MARKS[Blame(blame)]
-
-
-def _path(value: object) -> str:
-    """Return a value escaped for a URL's path."""
-    return quote(str(value), safe="")
-
-
-def _query(fields: dict[str, Any]) -> str:
-    """Return a URL's query, without fields that have no value."""
-    return urlencode({name: value for name, value in fields.items() if value not in (None, "")})
-
-
-def _blame_of(category: str) -> Blame:
-    return Category(category).blame
-
-
 _FORMATTER: Final = HtmlFormatter(cssclass="source", linenos="inline", linespans="line", wrapcode=True)
+_OF_FEATURES: Final = {name: PackageLoader(one.templates) for name, one in features().items() if one.templates}
 _templates: Final = Environment(
-    loader=PackageLoader("kqueue.web"),
+    loader=ChoiceLoader([PackageLoader("kqueue.web"), PrefixLoader(_OF_FEATURES)]),
     autoescape=True,
     undefined=StrictUndefined,
     finalize=_finalize,
@@ -152,26 +119,28 @@ _templates: Final = Environment(
     lstrip_blocks=True,
 )
 _FILTERS: Final[dict[str, Callable[..., Any]]] = {
-    "ago": _ago,
-    "blame_of": _blame_of,
     "brief": figures.brief,
     "budget": figures.budget,
-    "count": _count,
     "gib": figures.gib,
-    "mark": _mark,
     "milliseconds": figures.milliseconds,
     "moment": figures.moment,
-    "path": _path,
-    "percent": _percent,
-    "query": _query,
     "ratio": figures.ratio,
     "speedup": figures.speedup,
     "seconds": _seconds,
-    "seconds_since": _seconds_since,
     "short": short,
     "size": _size,
     "step": figures.step,
 }
+_OWN: Final[dict[str, Callable[[Any], object]]] = {
+    "ago": lambda moment: f"{figures.age(moment)} ago",
+    "blame_of": lambda category: Category(category).blame,
+    "count": lambda number: f"{number:,.0f}".replace(",", "\u2009"),  # thin spaces
+    "mark": lambda blame: _MARKS[Blame(blame)],
+    "path": lambda value: quote(str(value), safe=""),
+    "percent": lambda share: "" if share is None else f"{share:.0%}",
+    "query": lambda fields: urlencode({name: value for name, value in fields.items() if value not in (None, "")}),
+    "seconds_since": lambda moment: max(0.0, (datetime.now(UTC) - moment).total_seconds()),
+}
 _GLOBALS: Final[dict[str, Any]] = {"address": files.address, "navigation": NAVIGATION, "offered": export.offered}
-cast("dict[str, Any]", _templates.filters).update(_FILTERS)
+cast("dict[str, Any]", _templates.filters).update(_FILTERS | _OWN)
 cast("dict[str, Any]", _templates.globals).update(_GLOBALS)

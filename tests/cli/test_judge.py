@@ -1,63 +1,24 @@
-"""`kqueue judge` and `kqueue duel`: verdicts without a fleet, output, exit statuses, and cleanup after an end."""
+"""`kqueue judge`: verdicts without a fleet, output, exit statuses, and cleanup after an end."""
 
 from __future__ import annotations
 
 import json
 import signal
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kqueue import judging
 from kqueue.categories import Category
-from kqueue.config import load
 from kqueue.contract import Outcome, Request
 from kqueue.judging import LocalJudge
 from kqueue.local.process import running
 from tests.cli.command import Cli
-from tests.samples import RELU, RELU_KERNEL
+from tests.cli.machine import *  # noqa: F403
 from tests.waiting import below, until
 
 pytestmark = pytest.mark.slow("starts judges")
 
 QUICK = ("--device", "cpu", "--checks", "1", "--no-timing")
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[LocalJudge]:
-    """Start one judge for all commands that run in this process."""
-    with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
-        Path(name).chmod(0o711)
-        with LocalJudge("cpu", config=load(scratch=Path(name))) as judge:
-            yield judge
-
-
-@pytest.fixture
-def kept(local: LocalJudge, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let commands use that judge, which outlives them."""
-    monkeypatch.setattr(judging, "LocalJudge", {"cpu": local}.get)
-    monkeypatch.setattr(local, "close", lambda: None)
-
-
-@pytest.fixture
-def cli() -> Iterator[Cli]:
-    """Return the command in a folder with a problem and kernels, without any reachable service."""
-    with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
-        root = Path(name)
-        root.chmod(0o711)
-        nowhere = {
-            "KQUEUE_SCRATCH": str(root / "scratch"),
-            "KQUEUE_DATABASE_URL": "postgresql+psycopg://nobody:secret@127.0.0.1:1/none",
-            "KQUEUE_REDIS_URL": "redis://:secret@127.0.0.1:1/0",
-        }
-        ready = Cli(root, nowhere)
-        ready.write("relu.py", RELU)
-        ready.write("right.py", RELU_KERNEL.format("return torch.clamp(x, min=0)"))
-        ready.write("wrong.py", RELU_KERNEL.format("print('trace \\x1b[31m'); return torch.relu(x) + 1"))
-        ready.write("endless.py", RELU_KERNEL.format("time.sleep(600)"))
-        yield ready
 
 
 NO_GPU = "a cuda kernel needs a GPU, and this judge uses the CPU"
@@ -84,21 +45,6 @@ def test_right_and_wrong_kernels(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> N
     done = cli("judge", "relu.py", "right.py", "endless.py", *QUICK)
     assert done.returncode == 130
     assert [line.split()[:2] for line in done.stdout.splitlines() if ".py" in line] == rows[:1]
-
-
-@pytest.mark.usefixtures("kept")
-def test_a_duel(cli: Cli) -> None:
-    """A wrong kernel loses at once, a duel without a decision exits with 1, and bad options with 2."""
-    quick = ("--device", "cpu", "--checks", "1", "--calls", "5")
-    done = cli("duel", "relu.py", "wrong.py", "right.py", *quick)
-    assert (done.returncode, done.stdout.splitlines()) == (
-        0,
-        ["A is wrong.py, B is right.py", "B wins, because A ended as wrong_values"],
-    )
-    done = cli("duel", "relu.py", "wrong.py", "wrong.py", *quick, "--json")
-    assert (done.returncode, json.loads(done.stdout)["reason"]) == (1, "both_failed")
-    for option in (("--lane", "cpu"), ("--fleet", "--device", "cpu"), ("--rounds", "1"), ("--within", "2")):
-        assert cli("duel", "relu.py", "right.py", "right.py", *option).returncode == 2
 
 
 @pytest.mark.parametrize(

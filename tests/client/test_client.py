@@ -397,7 +397,7 @@ class TestPublicFace:
             for line in Path(kqueue.__file__).read_text().splitlines()
             if line.startswith("    from kqueue.") and " as " in line
         }
-        assert typed == set(kqueue._HOME)
+        assert typed == set(kqueue._homes())
         assert all(getattr(kqueue, name).__name__ == name for name in typed)
         assert typed <= set(dir(kqueue))
         with pytest.raises(AttributeError, match="nonsense"):

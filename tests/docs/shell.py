@@ -116,14 +116,13 @@ def of_kqueue(words: list[str], whole: bool) -> str | None:
             if not whole and "requires an argument" in error.format_message():
                 return None
             return error.format_message()
-        below = getattr(command, "commands", None)
-        if below is None or not left:
+        if not hasattr(command, "commands") or not left:
             break
         if left[0].isupper():
             return None
-        if left[0] not in below:
+        if (below := command.get_command(context, left[0])) is None:
             return f"there is no command {left[0]}"
-        command, words = below[left[0]], left[1:]
+        command, words = below, left[1:]
     if left and not context.allow_extra_args:
         return f"{' '.join(left)} is too much"
     lacks = [one.name for one in command.get_params(context) if one.required and not given.get(one.name)]

@@ -75,22 +75,6 @@ class TestTheSameInterface:
         for name in public:
             assert inspect.signature(getattr(remote, name)) == inspect.signature(getattr(direct, name))
 
-    def test_a_duel(self, client: RemoteClient, served: InProcess, judging, fields) -> None:
-        """Both clients and the server's route give the same state of a duel."""
-        a, b = fields(1, kernel_label="a"), fields(2, kernel_label="b")
-        heard: list[int] = []
-        end = client.duel(a, b, rounds=7, report=lambda now: heard.append(now.rounds))
-        assert (end.reason, end.rounds, end.a_label, end.b_label) == ("rounds", 7, "a", "b")
-        assert heard == [number // 2 for number in range(1, 15)]
-        with served.client() as http:
-            assert http.get(f"/v1/duels/{end.id}").json() == end.model_dump(mode="json")
-
-        async def waited() -> None:
-            async with AsyncRemoteClient(served.url, token=served.admin) as kq:
-                assert (await kq.duel(a, b, rounds=7)).reason == "rounds"
-
-        asyncio.run(waited())
-
     def test_the_whole_way(self, client: RemoteClient, config: Config, judging, fields) -> None:
         """Its verdict equals the direct client's."""
         ticket = client.submit(**fields(kernel_label="mine"))

@@ -98,21 +98,6 @@ def test_clients_of_drop_ins_send_defaults(limited: httpx.Client) -> None:
     assert settings_of(limited, shorter)["deadlines"]["check_s"] == 20
 
 
-def test_a_duel_goes_on_within_its_first_limits(limited: httpx.Client, engine: Engine, judge) -> None:
-    """Later rounds have the settings of the first, also if the limits were lowered meanwhile."""
-    sides = {"a": request_fields(0), "b": {"kernel": "class ModelNew: b = 1", "backend": "torch"}}
-    duel = limited.post("/v1/duels", json=sides).raise_for_status().json()
-    batch = {"batch": f"duel-{duel['id']}"}
-    before = limited.get("/v1/evaluations", params=batch).json()["evaluations"]
-    for one in before:
-        judge(one["evaluation_id"])
-    tokens.set_limits(engine, "a problems one", {"timing.calls": 5})
-    limited.get(f"/v1/duels/{duel['id']}").raise_for_status()
-    after = limited.get("/v1/evaluations", params=batch).json()["evaluations"]
-    assert len(after) > len(before) > 0
-    assert {settings_of(limited, one["evaluation_id"])["timing"]["calls"] for one in after} == {50}
-
-
 def test_limits_by_scope(
     serve: Callable[[Config], Served], config: Config, worker_id: object, token: Callable[..., str]
 ) -> None:

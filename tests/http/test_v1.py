@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -52,45 +51,6 @@ NO_FILTERS = [
     *({"limit": limit} for limit in (0, 1001)),
     *({name: "a\0b"} for name in ("state", "category", "batch", "since")),
 ]
-
-
-class TestDuels:
-    def test_concurrent_reads_submit_each_round_once_for_the_one_that_began_it(
-        self, served: Served, engine: Engine, token, judge, fields
-    ) -> None:
-        """Readers without the right to submit only look. The key begins no second duel."""
-        begins, reads, other = token("problems"), token("read"), token("submit")
-        body = {"a": fields(1), "b": {"kernel": "class ModelNew: b = 1", "backend": "torch"}, "within": 0.05}
-        with served.client(begins) as http:
-            one, same = (http.post("/v1/duels", json=body, headers={"Idempotency-Key": "k"}) for _ in range(2))
-            assert one.status_code == 201
-            assert one.json() == same.json()
-            path = f"/v1/duels/{one.json()['id']}"
-            problem_of(http.post("/v1/duels", json=body | {"rounds": 1}), 422, "invalid_request")
-            problem_of(http.get(path[:-1]), 422, "invalid_request")
-            problem_of(http.get(f"/v1/duels/{'0' * 12}-40"), 404, "unknown_evaluation")
-        assert count(engine, "evaluations") == 2
-        self.judge_all(engine, judge)
-        with served.client(reads) as http:
-            assert http.get(path).json()["due"] == 9
-        assert count(engine, "evaluations") == 2
-        with served.client(other) as http, ThreadPoolExecutor(4) as pool:
-            states = [answer.raise_for_status().json() for answer in pool.map(lambda _: http.get(path), range(4))]
-        assert {(state["rounds"], state["due"]) for state in states} == {(1, 0)}
-        assert count(engine, "evaluations") == 20
-        with engine.connect() as connection:
-            assert connection.scalar(text("SELECT count(DISTINCT producer) FROM evaluations")) == 1
-            assert connection.scalar(text("SELECT bool_or(reuse) FROM evaluations")) is False
-        self.judge_all(engine, judge)
-        with served.client(reads) as http:
-            assert (end := http.get(path).json())["reason"] == "equal"
-        assert (end["rounds"], end["ratio"], end["most"]) == (10, 1.0, 40)
-
-    @staticmethod
-    def judge_all(engine: Engine, judge: Callable[..., None]) -> None:
-        with engine.connect() as connection:
-            for identity in connection.scalars(text("SELECT id FROM evaluations WHERE state = 'queued'")).all():
-                judge(identity)
 
 
 class TestSubmit:

@@ -58,19 +58,6 @@ def test_the_cost_of_a_large_batch_is_added_up_if_asked_for(served, browser, jud
     assert "slot time" in shown(browser, "/batches/large?cost=true")
 
 
-def test_a_duel_has_its_state(served: Served, browser: httpx.Client, judge: Judge) -> None:
-    """The page of a duel's batch names the winner and which kernel is which."""
-    b = {"kernel": "class ModelNew: b", "backend": "torch", "kernel_label": f"b {HOSTILE}"}
-    with served.client() as api:
-        begun = api.post("/v1/duels", json={"a": request_fields(kernel_label="first one"), "b": b}).raise_for_status()
-        batch = f"duel-{begun.json()['id']}"
-        for row in api.get("/v1/evaluations", params={"batch": batch}).json()["evaluations"]:
-            judge(row["evaluation_id"], ended(Category.CRASHED) if row["kernel_label"] == "first one" else took(0.5))
-    page = shown(browser, f"/batches/{batch}")
-    assert "B wins, because A ended as crashed" in page
-    assert "first one and b " in page
-
-
 def test_batches_are_listed(served: Served, browser: httpx.Client, judge: Judge) -> None:
     """The latest is first. Names are filtered by their beginning, hostile ones are escaped, and CSV is offered."""
     judged(served, judge, batch="b-1")

@@ -8,18 +8,6 @@ lock the row of its attempt, never the other way round.
 Each function is one transaction unless its docstring says otherwise. Each raises
 :class:`~kqueue.errors.DatabaseUnavailable` if Postgres is unreachable, refuses, or does not answer in time. Nothing is
 written partially in that case.
-
-==============================================  ==========================================================
-:mod:`~kqueue.store.evaluations.submission`     writes evaluations
-:mod:`~kqueue.store.evaluations.reuse`          ends evaluations with the verdicts of equal ones
-:mod:`~kqueue.store.evaluations.order`          decides the order of evaluations
-:mod:`~kqueue.store.evaluations.publishing`     records which messages are in Redis
-:mod:`~kqueue.store.evaluations.claims`         begins attempts
-:mod:`~kqueue.store.evaluations.verdicts`       ends attempts and evaluations: all ways to write a verdict
-:mod:`~kqueue.store.evaluations.history`        decides from ended attempts whether a kernel is suspected
-:mod:`~kqueue.store.evaluations.queries`        reads verdicts and ids
-:mod:`~kqueue.store.evaluations.conditions`     common SQL conditions
-==============================================  ==========================================================
 """
 
 from kqueue.store.evaluations.claims import Claim, claim, set_environment, warm_up

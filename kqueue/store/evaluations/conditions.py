@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import ColumnElement, and_, false, func, literal_column, or_, select, true
+from sqlalchemy import ColumnElement, Text, and_, bindparam, false, func, literal_column, or_, select, true
 from sqlalchemy.orm import InstrumentedAttribute
 
 from kqueue.backends import PYTEST
 from kqueue.contract import TESTS_LINE
+from kqueue.registry import each_of
 from kqueue.states import EvaluationState
 from kqueue.store.models import Attempt, Evaluation, Kernel, Problem, SearchRun
 
@@ -29,10 +30,13 @@ REAL: Final = Evaluation.probe.is_(False)
 def no_trial(batch: ColumnElement[str | None] | InstrumentedAttribute[str | None]) -> ColumnElement[bool]:
     """Return the condition that an evaluation of this batch is not a trial, but a kernel that a producer submitted.
 
-    Autopsies, duels, tunings and tournaments make trials. Lists, rates, exports and leaderboards leave them out.
+    Autopsies and some features make trials. Lists, rates, exports and leaderboards leave them out.
     """
-    runs = select(SearchRun.name).where(SearchRun.plan["algorithm"].astext.in_(("tune", "tournament")))
-    return func.coalesce(and_(~batch.regexp_match("^(autopsy|duel|tune)-"), batch.not_in(runs)), true())
+    # The features are read when a statement is executed.
+    begins = bindparam(None, callable_=lambda: f"^({'|'.join(['autopsy-', *each_of('trials')])})", type_=Text())
+    algorithms = bindparam(None, callable_=lambda: each_of("runs"), expanding=True)
+    runs = select(SearchRun.name).where(SearchRun.plan["algorithm"].astext.in_(algorithms))
+    return func.coalesce(and_(~batch.regexp_match(begins), batch.not_in(runs)), true())
 
 
 #: Conditions that join an evaluation with its sources. Equal sources of two owners are two rows.

@@ -1,28 +1,6 @@
 """Reports: one evaluation in full, lists of evaluations, counts.
 
 Each function is one transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` if Postgres cannot be used.
-
-========================================  =====================================================
-:mod:`~kqueue.store.reports.detail`       one evaluation in full
-:mod:`~kqueue.store.reports.progress`     the progress of an evaluation
-:mod:`~kqueue.store.reports.waiting`      why an evaluation waits, and for how long
-:mod:`~kqueue.store.reports.listing`      lists of evaluations, and the fastest kernels
-:mod:`~kqueue.store.reports.problems`     stored problems
-:mod:`~kqueue.store.reports.boards`       a problem's leaderboard, baselines and use
-:mod:`~kqueue.store.reports.batches`      batches, their best kernels and their failures
-:mod:`~kqueue.store.reports.changes`      changes from one batch to another
-:mod:`~kqueue.store.reports.duels`        duels, from the evaluations of their batches
-:mod:`~kqueue.store.reports.runs`         searches and their proposals, without long texts
-:mod:`~kqueue.store.reports.texts`        words in sources and logs
-:mod:`~kqueue.store.reports.counts`       numbers of evaluations and attempts
-:mod:`~kqueue.store.reports.ended`        evaluations that ended since a time
-:mod:`~kqueue.store.reports.courses`      the whole course of ended evaluations
-:mod:`~kqueue.store.reports.cost`         the cost of evaluations
-:mod:`~kqueue.store.reports.trajectories` finished evaluations in full, for training
-:mod:`~kqueue.store.reports.overview`     the fleet at a glance
-:mod:`~kqueue.store.reports.curves`       the data of charts
-:mod:`~kqueue.store.reports.names`        the object that a word on a command line names
-========================================  =====================================================
 """
 
 from kqueue.store.reports.changes import changes
@@ -44,7 +22,6 @@ from kqueue.store.reports.counts import (
 from kqueue.store.reports.courses import Course, Try, courses
 from kqueue.store.reports.curves import FastP, Point, best_so_far, fast_p
 from kqueue.store.reports.detail import AttemptDetail, Detail, Evaluation, resolve_id, show
-from kqueue.store.reports.duels import duel, duel_in, duel_requests
 from kqueue.store.reports.ended import Ended, ended, finished, now
 from kqueue.store.reports.listing import Best, Listed, best, finished_in, listing, queued, results, unfinished
 from kqueue.store.reports.names import Kind, Named, named
@@ -58,8 +35,8 @@ __all__ = [
     "AttemptDetail", "Batch", "BatchState", "Best", "By", "Cost", "Course", "Crowd", "Day", "Detail", "Earlier",
     "Ended", "Evaluation", "FastP", "Fault", "Kind", "Listed", "Named", "Oldest", "Point", "ProblemDetail",
     "Progress", "StoredProblem", "Trajectory", "Try", "Use", "Waiting", "Why", "attempts_by_device", "backlog",
-    "batch_state", "best", "best_so_far", "changes", "cost", "courses", "crowds", "days", "duel", "duel_in",
-    "duel_requests", "earlier", "ended", "ended_by_minute", "fast_p", "faults", "finished", "finished_in", "fleet",
+    "batch_state", "best", "best_so_far", "changes", "cost", "courses", "crowds", "days",
+    "earlier", "ended", "ended_by_minute", "fast_p", "faults", "finished", "finished_in", "fleet",
     "inputs_of", "last_queued", "listing", "named", "now", "oldest", "outcomes", "placed", "problem", "problems",
     "progress", "progress_of_batch", "queued", "resolve_id", "results", "show", "state_of", "states",
     "trajectories", "unfinished", "use", "waiting",

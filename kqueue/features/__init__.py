@@ -1,0 +1,1 @@
+"""The features that kqueue brings, with one folder for each (:mod:`kqueue.registry`)."""

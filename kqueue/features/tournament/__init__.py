@@ -1,0 +1,9 @@
+"""Tournaments: the best three of many kernels within a budget (`docs/tournament.md`)."""
+
+from kqueue.registry import Command, Feature
+
+TOURNAMENT = Feature(
+    name="tournament",
+    commands=(Command("tournament", f"{__name__}.command:tournament", "rejudge"),),
+    runs={"tournament": f"{__name__}.command:TournamentRecord"},
+)

@@ -1,0 +1,66 @@
+"""Features that other packages register."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.test_backends import install, run
+
+SOURCE = """
+from fastapi import APIRouter
+from kqueue.registry import Command, Feature
+
+router = APIRouter()
+
+@router.get("/v1/mine")
+async def mine() -> str:
+    return ""
+
+def greet() -> None:
+    "Greet."
+    print("hello")
+
+class Methods:
+    def wink(self) -> str:
+        return "wink"
+
+MINE = Feature(
+    name="mine", commands=(Command("greet", "third:greet", "watch"), Command("show", "third:greet", "judge")),
+    router="third:router", client="third:Methods", names={"greet": "third"}, trials=("mine-",),
+)
+"""
+PROGRAM = """
+import typer.main
+import kqueue
+from kqueue.cli import app
+from kqueue.config import load
+from kqueue.http.app import create_app
+
+root = typer.main.get_command(app)
+names = root.list_commands(None)
+assert names[names.index("watch") + 1] == "greet", names
+assert root.get_command(None, "show").help.startswith("Show one evaluation."), "a feature replaced a command"
+assert "/v1/mine" in create_app(load(database_url="postgresql+psycopg://nowhere/none")).openapi()["paths"]
+assert kqueue.Client.wink(None) == "wink"
+assert kqueue.greet.__module__ == "third"
+root(["greet"])
+"""
+
+
+def test_another_package_adds_a_feature(tmp_path: Path) -> None:
+    """Its command, route, method and name follow from its description. It cannot replace a command."""
+    install(tmp_path, "mine", "third:MINE", SOURCE, group="kqueue.features")
+    done = run(tmp_path, PROGRAM)
+    assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [("duel", "kqueue.features.duel:DUEL", "has the name of another feature"), ("mine", "third:x", "cannot be loaded")],
+)
+def test_a_registration_that_cannot_be_used_is_named(tmp_path: Path, name: str, value: str, error: str) -> None:
+    install(tmp_path, name, value, SOURCE, group="kqueue.features")
+    done = run(tmp_path, "from kqueue import registry; registry.features()")
+    assert f"kqueue.errors.ConfigError: the feature {name} ({value}) {error}" in done.stderr
