@@ -78,11 +78,7 @@ _OTHER_SCHEMA: Final = (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunct
 
 
 def parse(url: str) -> URL:
-    """Return the parsed URL of the database, with the driver that kqueue uses.
-
-    Raises:
-        ConfigError: ``url`` is not a URL of a Postgres database.
-    """
+    """Return the parsed URL of the database, with the driver that kqueue uses."""
     try:
         parsed = _several(url) or make_url(url)
         if parsed.get_backend_name() not in {"postgresql", "postgres"}:
@@ -102,21 +98,13 @@ def parse(url: str) -> URL:
 
 
 def _arguments(url: URL) -> dict[str, Any]:
-    """Return libpq's parameters of a URL.
-
-    Raises:
-        ArgumentError: the ports are not numbers, or not one for each host.
-    """
+    """Return libpq's parameters of a URL."""
     _, arguments = url.get_dialect()().create_connect_args(url)
     return dict(arguments)
 
 
 def _several(url: str) -> URL | None:
-    """Return the parsed URL if it has libpq's list of hosts, ``a:5432,b:5432``, which SQLAlchemy does not read.
-
-    Raises:
-        ProgrammingError: libpq does not read it either.
-    """
+    """Return the parsed URL if it has libpq's list of hosts, ``a:5432,b:5432``, which SQLAlchemy does not read."""
     scheme, _, rest = url.partition("://")
     if "," not in re.split("[/?]", rest.rpartition("@")[2])[0]:
         return None
@@ -133,9 +121,6 @@ def connect(url: str, *, application: str, pool_size: int = 5, fenced: bool = Fa
         application: name shown in ``pg_stat_activity``.
         pool_size: number of persistent connections. Two more can be opened temporarily.
         fenced: refuse transactions outside :func:`acting`, so that no query can forget for whom it reads.
-
-    Raises:
-        ConfigError: ``url`` is not a URL of a Postgres database.
     """
     engine = create_engine(
         parse(url),
@@ -184,11 +169,7 @@ def acting(viewer: Viewer) -> Generator[None]:
 
 
 def connect_listener(url: str, *, application: str) -> psycopg.Connection:
-    """Return an autocommit connection outside any pool, for receiving notifications.
-
-    Raises:
-        DatabaseUnavailable: the connection failed.
-    """
+    """Return an autocommit connection outside any pool, for receiving notifications."""
     arguments = _arguments(parse(url))
     arguments |= {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": application, **_KEEPALIVE}
     with translate():

@@ -190,9 +190,6 @@ def resolve(engine: Engine, named: str, *, host: str) -> GpuStatus:
     Args:
         named: its index on ``host``, its UUID, or the beginning of its UUID.
         host: the host to which an index refers.
-
-    Raises:
-        InvalidRequest: no GPU or more than one has this name.
     """
     gpus = find(engine)
     if named.isdigit():

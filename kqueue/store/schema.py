@@ -30,11 +30,7 @@ def head() -> str:
 
 
 def current(url: str) -> str | None:
-    """Return the database's revision, or None if it has no kqueue schema yet.
-
-    Raises:
-        DatabaseUnavailable: the database is unreachable.
-    """
+    """Return the database's revision, or None if it has no kqueue schema yet."""
     engine = connect(url, application="kqueue-schema", pool_size=1)
     try:
         return _current(engine)
@@ -47,7 +43,6 @@ def check(engine: Engine) -> None:
 
     Raises:
         SchemaMismatch: it is not. The message says which side to upgrade.
-        DatabaseUnavailable: the database is unreachable.
     """
     revision, wanted = _current(engine), head()
     if revision == wanted:
@@ -64,12 +59,10 @@ def checked(url: str, *, application: str, pool_size: int = 1) -> Generator[Engi
 
     Args:
         application: name shown in ``pg_stat_activity``.
-        pool_size: number of persistent connections.
 
     Raises:
         ConfigError: ``url`` is not a URL of a Postgres database.
         SchemaMismatch: the schema is another version's.
-        DatabaseUnavailable: the database is unreachable.
     """
     engine = connect(url, application=application, pool_size=pool_size)
     try:
@@ -85,10 +78,6 @@ def upgrade(url: str, revision: str = "head") -> None:
     Row-level security is enabled too. Roles that this user cannot create are skipped, with a warning that names the
     statements to run. Only logins with
     fewer privileges than the owner need them.
-
-    Raises:
-        DatabaseUnavailable: the database is unreachable or refuses the change.
-        SchemaMismatch: a newer version of kqueue created its schema.
     """
     from alembic import command
 
@@ -104,12 +93,7 @@ def upgrade(url: str, revision: str = "head") -> None:
 
 
 def downgrade(url: str, revision: str) -> None:
-    """Downgrade the schema to ``revision`` (``base`` removes it completely). Data is lost.
-
-    Raises:
-        DatabaseUnavailable: the database is unreachable or refuses the change.
-        SchemaMismatch: a newer version of kqueue created its schema.
-    """
+    """Downgrade the schema to ``revision`` (``base`` removes it completely). Data is lost."""
     from alembic import command
 
     with _migrating(url) as config:

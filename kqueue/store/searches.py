@@ -91,11 +91,7 @@ _HELD: Final = text("""
 
 
 def create(engine: Engine, name: str, plan: Mapping[str, Any]) -> Run:
-    """Record a new run.
-
-    Raises:
-        InvalidRequest: another run has the name.
-    """
+    """Record a new run."""
     values = {"id": uuid4(), "name": name, "plan": clean.json(plan)}
     try:
         with transaction(engine) as connection:
@@ -107,11 +103,7 @@ def create(engine: Engine, name: str, plan: Mapping[str, Any]) -> Run:
 
 
 def find(engine: Engine, which: str) -> Run:
-    """Return the run with this name or id. The first eight characters of the id suffice.
-
-    Raises:
-        InvalidRequest: no run or more than one has this name or id.
-    """
+    """Return the run with this name or id. The first eight characters of the id suffice."""
     named: ColumnElement[bool] = SearchRun.name == which
     if re.fullmatch(rf"[0-9a-f-]{{{_SHORTEST_ID},36}}", which):
         named |= cast(SearchRun.id, Text).startswith(which)
@@ -202,11 +194,7 @@ def set_state(engine: Engine, run_id: UUID, state: SearchState, plan: Mapping[st
 
 @contextmanager
 def alone(engine: Engine, run_id: UUID) -> Generator[None]:
-    """Hold a run exclusively, so that no other process searches in it. It is released even if the process dies.
-
-    Raises:
-        InvalidRequest: another process holds it.
-    """
+    """Hold a run exclusively, so that no other process searches in it. It is released even if the process dies."""
     with translate(), engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         # The connection is closed at the end instead of being returned to the pool, which also ends the lock.
         connection.detach()
