@@ -307,7 +307,7 @@ class Settings(_Model):
     dtype: 1e-4 for fp32 and wider, 1e-2 for fp16 and bf16, 0.15 for fp8 e4m3 and 0.3 for e5m2, one step for the
     formats e8m0 and e2m1, equality for the rest."""
     tolerances: Annotated[
-        tuple[Tolerance | None, ...] | None, Field(min_length=1, max_length=128, exclude_if=lambda value: value is None)
+        tuple[Tolerance | None, ...] | None, Field(max_length=128, exclude_if=lambda value: value is None)
     ] = None
     """Tolerance of each tensor that ``forward`` returns, in the place of one for all. None stands for the usual one."""
     comparison: Comparison = Comparison.STRICT

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Comparison, Settings, Timing
+from kqueue.contract import Comparison, Purpose, Settings, Timing
 from kqueue.evidence import Checker
 from tests.judge.linear import judge
 from tests.judge.loopback import first_of, reference
@@ -67,7 +67,7 @@ def proven(source: str) -> Reference:
 
 def test_the_check_decides_for_the_problem_s_inputs_variants_and_timed_calls(rig: Rig) -> None:
     """Other signs of eigenvectors are right, and the verdict says who decided. KernelBench's rule has no check."""
-    outcome = judge(rig, eigh(SIGNS), Settings(checks=2, timing=Timing(calls=5, warmup=0, precision=0)), ROTATIONS)
+    outcome = judge(rig, eigh(SIGNS), Settings(checks=2, timing=Timing(calls=5, warmup=0)), ROTATIONS)
     assert outcome.passed, outcome
     assert outcome.evidence.checker == Checker(bound=0.01)
     assert outcome.evidence.checks > (outcome.evidence.checks_asked or 0) == 2
@@ -76,8 +76,10 @@ def test_the_check_decides_for_the_problem_s_inputs_variants_and_timed_calls(rig
     off = judge(rig, eigh("q * 1.001"), problem=ROTATIONS)
     assert (off.category, off.blame) == (Category.WRONG_VALUES, Blame.CANDIDATE)
     assert off.message == "the problem's check() refuses the outputs: it returned False"
-    late = "a.sum() * 0 + q * (1 + 0.1 * (self.__dict__.setdefault('n', []).append(0) or len(self.n) > 30))"
-    timed = judge(rig, eigh(late), Settings(timing=Timing(calls=50, warmup=0, precision=0)), ROTATIONS)
+    late = "a.sum() * 0 + q * (1 + 0.1 * (self.__dict__.setdefault('n', []).append(0) or len(self.n) > 16))"
+    timed = judge(
+        rig, eigh(late), Settings(checks=2, timing=Timing(purpose=Purpose.PUBLISH, calls=50, warmup=0)), ROTATIONS
+    )
     assert timed.category is Category.NONDETERMINISTIC, timed
     assert reference(ROTATIONS, comparison=Comparison.KERNELBENCH).checker is None
 

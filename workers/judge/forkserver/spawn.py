@@ -21,7 +21,7 @@ from workers.judge.forkserver import prewarm
 from workers.judge.forkserver.control import End, Report, Spawn
 from workers.judge.forkserver.files import Files
 from workers.judge.forkserver.launchers import Launchers
-from workers.judge.forkserver.watch import REAP, STACK, Sealed, Watch, send_report
+from workers.judge.forkserver.watch import REAP, Sealed, Watch, send_report
 from workers.judge.host import linux, uids
 from workers.judge.sandbox import seal
 from workers.judge.sandbox.cgroups import Group
@@ -159,7 +159,6 @@ def _become_sealed(
         os.dup2(ends.output, 1)
         os.dup2(ends.output, 2)
         faulthandler.enable(2, all_threads=False)
-        faulthandler.register(STACK, 2, all_threads=False)
         try:
             seal.apply(profile, means, group, parent, {ends.channel, ends.page, ends.sealing}, mount)
         except Exception as error:

@@ -36,8 +36,9 @@ _log: Any = structlog.get_logger(__name__)
 _TAIL: Final = 16 << 10
 #: The frames of a sealed process's stack before its own, and what Python writes after them.
 _BEFORE: Final = re.compile(r'\n  File "[^"\n]*/workers/judge/forkserver/spawn\.py", line \d+ in .*', re.DOTALL)
-#: Signal at which a sealed process writes its stack to its output. It is ignored in programs that it becomes.
-STACK: Final = signal.SIGURG
+#: Signal at which Python writes its stack to its output and dies. One that it survives would end a sleep.
+_STACK: Final = signal.SIGABRT
+_DEATH: Final = "Fatal Python error: Aborted\n\n"
 #: Maximum seconds to wait for that.
 _STACK_S: Final = 0.25
 #: Seconds between two checks of a running process's memory.
@@ -247,8 +248,8 @@ class Watch:
 
     @staticmethod
     def _await_stack(process: Sealed) -> None:
-        """Make a process write its stack, and read it."""
-        os.kill(process.pid, STACK)
+        """Make a process write its stack and die, and read it."""
+        os.kill(process.pid, _STACK)
         until = time.monotonic() + _STACK_S
         while (left := until - time.monotonic()) > 0 and not _BEFORE.search(process.log):
             if select.select([process.output], [], [], left)[0] and not process.read_output():
@@ -276,7 +277,7 @@ class Watch:
         if reason is not End.SCRATCH:  # otherwise the size is measured already, and unlinked files can be gone
             process.files.weigh(process.pids([]))
         self._collect_files(process, status)
-        profile = process.profile
+        profile, log = process.profile, _BEFORE.sub("", process.log)
         report = Report(
             reason=End.UNSEALED if process.unsealed else reason,
             phase=process.phase,
@@ -285,7 +286,7 @@ class Watch:
             # Between two looks a group can reach its limit, with memory that no process has mapped.
             peak_bytes=max(process.peak, profile.host_memory_bytes) if lack is Lack.OWN else process.peak,
             output_bytes=process.written,
-            log=process.unsealed or _BEFORE.sub("", process.log),
+            log=process.unsealed or (log.replace(_DEATH, "") if reason is End.DEADLINE else log),
             scratch_bytes=process.files.bytes,
             robbed=lack is Lack.OTHERS,
             cpu_s=max(process.used_s, process.reaped_s),
@@ -302,7 +303,8 @@ class Watch:
 
     def _true_reason(self, reason: End, status: int | None, lack: Lack | None) -> End:
         """Return the reason for an end from the wait status, or from the lack of memory that caused it."""
-        if reason in {End.CLOSED, End.DEADLINE} and status is not None and os.WTERMSIG(status) != signal.SIGKILL:
+        ours = {End.CLOSED: {signal.SIGKILL}, End.DEADLINE: {signal.SIGKILL, _STACK}}.get(reason)
+        if ours is not None and status is not None and os.WTERMSIG(status) not in ours:
             reason = End.EXITED  # it was already exiting before it was killed
         if reason is not End.EXITED:
             return reason
