@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_backends import install, run
+from tests.installing import install, run
 
 SOURCE = """
 from fastapi import APIRouter
