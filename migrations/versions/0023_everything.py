@@ -735,7 +735,7 @@ BEGIN
         JOIN {schema}.attempts AS a ON a.id = v.attempt_id
         LEFT JOIN {schema}.environments AS n ON n.hash = a.environment_hash
         CROSS JOIN LATERAL {schema}.kqueue_rules(e.settings, usual) AS r (rules)
-        WHERE m.problem_hash = of_problem
+        WHERE m.problem_hash = of_problem AND e.settings -> 'timing' ->> 'purpose' IS DISTINCT FROM 'train'
           AND m.category = 'passed' AND NOT m.reused AND m.runtime_ms IS NOT NULL
         WINDOW alike AS (PARTITION BY e.owner, e.settings ->> 'precision', n.device, r.rules,
                          coalesce(v.evidence ->> 'program', e.kernel_hash))

@@ -12,8 +12,7 @@ from workers.judge.host import linux
 
 def words(pid: int) -> list[str]:
     """Return a process's command line. Empty if it has exited."""
-    line = proc(pid, "cmdline").rstrip("\0")
-    return line.split("\0") if line else []
+    return [*filter(None, proc(pid, "cmdline").split("\0"))]
 
 
 def name(pid: int) -> str:
