@@ -36,9 +36,9 @@ def _time(measured: Sequence[Measurement], terms: Sequence[int]) -> tuple[float,
     """Return a sum or difference of times in milliseconds, and its relative error if it is known."""
     ms = sum(term * one.median_ms for term, one in zip(terms, measured, strict=True))
     errors = [(one.error, one.median_ms) for term, one in zip(terms, measured, strict=True) if term]
-    # Absolute errors of independent times add up in squares.
-    known = [error * median_ms for error, median_ms in errors if error is not None]
-    return ms, math.hypot(*known) / ms if ms > 0 and len(known) == len(errors) else None
+    # Absolute errors of independent times add up in squares. The error of one time alone stays as it is.
+    known = [error * (median_ms / ms) for error, median_ms in errors if error is not None and ms > 0]
+    return ms, math.hypot(*known) if len(known) == len(errors) else None
 
 
 def _result(
