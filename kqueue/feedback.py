@@ -104,9 +104,9 @@ def _timed(row: ShapeResult | PassResult) -> str:
 
 def last_frame(log: str) -> tuple[int, str | None] | None:
     """Return the line of the kernel's source, and the function, of the innermost frame of the last stack in a log."""
-    before, _, stack = log.rpartition(_STACK)
-    frames = [*_FRAME.finditer(before)][-1:] + [*_FRAME.finditer(stack)][: 1 if before else None]
-    return (int(frames[-1].group(1)), frames[-1].group(2)) if frames else None
+    _, marker, stack = log.rpartition(_STACK)
+    frames = list(_FRAME.finditer(stack))
+    return (int((frame := frames[0 if marker else -1])[1]), frame[2]) if frames else None
 
 
 def _failure(verdict: Result) -> Iterator[str]:

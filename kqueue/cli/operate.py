@@ -148,11 +148,11 @@ def open_(
     from kqueue.store import sessions
     from kqueue.store.tokens import Scope
 
+    if (flower and (share is not None or to != "/")) or (owner is not None and share is None):
+        raise ConfigError("--share and --to need a link to the page (omit --flower), and --owner needs --share")
     config = load()
     address, credentials = flower_access(config) if flower else (http_url(config), "")
     base = (url or address).rstrip("/")
-    if owner is not None and share is None:
-        raise ConfigError("--owner: give --share too, because other links show the work of all owners")
     if not base.startswith(("http://", "https://")):
         raise ConfigError(f"{base}: a browser needs an address that begins with http:// or https://: give --url")
     if flower:

@@ -68,7 +68,7 @@ class _ChildPart:
 
     def __init__(self, config: Config, log: Path) -> None:
         self.config = config
-        #: Whether it is a fork of this process. A part that must not have this process's secrets never is.
+        #: True for a fork of this process, which has this process's secrets.
         self.fork = False
         self._log = log
         self._child: Child | None = None

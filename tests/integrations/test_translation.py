@@ -224,8 +224,7 @@ def test_words_for_known_causes() -> None:
         facts=comparison | {"unwritten": 2, "ties_only": True, "effect": "gradient of inputs[0]"},
         evidence=evidence,
     )
-    rounded = verdict(Category.WRONG_VALUES, phase=Phase.CHECK, facts=comparison)
-    said = [*causes(words), *causes(rounded)]
+    said = [*causes(words), *causes(verdict(Category.WRONG_VALUES, phase=Phase.CHECK, facts=comparison))]
     for part in ("All wrong", "ties", "DIFFERENT", "random numbers", "its Dropout", "TF32 or fp16", "conjugate"):
         assert any(part in line for line in said), part
     assert not list(causes(verdict(Category.RUNTIME_ERROR, evidence=evidence)))

@@ -26,7 +26,7 @@ from workers.judge.channel.marks import mark
 from workers.judge.channel.protocol import Answer, Reply
 from workers.judge.channel.tensors import DTYPES, TensorSpec, describe, paths
 from workers.judge.ending import EvaluationEnded
-from workers.judge.pipeline import compare, evidence
+from workers.judge.pipeline import compare, evidence, likeness
 from workers.judge.pipeline.cases import Case, Form
 from workers.judge.pipeline.choices import selection
 from workers.judge.pipeline.compare import check_each, check_values, need_no_excuse
@@ -890,7 +890,9 @@ def test_a_wrong_output_that_cannot_be_mapped_is_wrong(monkeypatch: pytest.Monke
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(evidence, "_overlaps", full)
-    assert facts_of(fault(torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int64))).map is None
+    monkeypatch.setattr(likeness, "_sentences", full)
+    facts = facts_of(fault(torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int64)))
+    assert (facts.map, facts.likeness) == (None, None)
 
 
 def test_coarse_values_in_a_wider_type_are_compared_as_coarse_ones() -> None:

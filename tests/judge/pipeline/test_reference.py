@@ -96,7 +96,7 @@ def test_normal_inputs_of_a_smooth_problem_have_every_variant() -> None:
 
 
 def test_a_list_of_tolerances_has_one_for_each_output() -> None:
-    """A list that does not fit what forward returns is the problem's fault, whoever gives it. Gradients are no part."""
+    """A list that does not fit what forward returns is the problem's fault, whoever gives it. Gradients need none."""
     listed = [{"atol": 1e-3, "rtol": 0}, None]
     words = r"invalid_problem: the list of tolerances has 2 entries, and forward returns 1 tensors: give one for each"
     source = SOURCE.format(forward="return x * 2", inputs=RANDN)

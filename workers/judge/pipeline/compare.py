@@ -202,7 +202,7 @@ def _verdict(
             Phase.CHECK,
             kind=case.kind,
             map=fault.map(),
-            likeness=likeness.words(output.out, output.ref, output.shape, fault.where(output.out, output.ref)),
+            likeness=likeness.words(output.out, output.ref, output.shape, fault.where),
             effect=case.form.effect(fault.output),
             **figures,
             **fault.facts(),

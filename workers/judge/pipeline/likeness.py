@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import torch
 
 from workers.judge.pipeline.cases import comparable
 
+Where = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 #: Larger outputs are not searched, to bound memory.
 _MOST: Final = 1 << 20
 #: Minimum number of values that share a factor or a term.
@@ -19,19 +20,18 @@ _FEW: Final = 8
 _LEFT: Final = 0.1
 
 
-def words(out: torch.Tensor, ref: torch.Tensor, shape: tuple[int, ...], wrong: torch.Tensor) -> str | None:
+def words(out: torch.Tensor, ref: torch.Tensor, shape: tuple[int, ...], where: Where) -> str | None:
     """Return how a wrong output is related to the reference's, or None without a simple relation.
 
     Args:
-        out, ref: both outputs, flat.
-        shape: their shape.
-        wrong: true where a value is wrong.
+        out, ref, shape: both outputs, flat, and their shape.
+        where: function of both outputs that returns where values are wrong.
     """
     if not 2 <= ref.numel() <= _MOST:
         return None
     try:
-        out, ref = (comparable(each).double().reshape(shape) for each in (out, ref))
-        return " ".join(_sentences(out, ref, wrong)) or None
+        given, right = (comparable(each).double().reshape(shape) for each in (out, ref))
+        return " ".join(_sentences(given, right, where(out, ref))) or None
     except RuntimeError:  # Other processes used the memory. The verdict does not need the words.
         return None
 
