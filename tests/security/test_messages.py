@@ -21,8 +21,6 @@ from kqueue.message import Message
 from workers import messages
 
 QUEUE = broker.queue("cpu").name
-
-
 #: Queue of the reply to a question of this module.
 ANSWER = "forged.reply.celery.pidbox"
 #: Keys that stock kombu's transport or a sweeper reads, and the type of each.
@@ -63,20 +61,22 @@ MEMBERS = ("", "x", "\x06\x16", "\x06\x16" * 9, "x\x06\x16\x06\x16unacked_index"
 
 
 def make(writer: Any, key: str, kind: str) -> None:
-    """Replace a key with one of the type ``kind``."""
-    writer.delete(key)
-    if kind == "hash":
-        writer.hset(key, mapping=UNACKED)
-    elif kind == "zset":
-        writer.zadd(key, dict.fromkeys([*UNACKED, *MEMBERS], 0))
-    elif kind == "set":
-        writer.sadd(key, *MEMBERS)
-    elif kind == "stream":
-        writer.xadd(key, {"x": "x"})
-    elif kind == "list":
-        writer.lpush(key, *MEMBERS)
-    else:
-        writer.set(key, "x")
+    """Replace a key with one of the type ``kind``, at once: a worker may write the same key."""
+    with writer.pipeline() as both:
+        both.delete(key)
+        if kind == "hash":
+            both.hset(key, mapping=UNACKED)
+        elif kind == "zset":
+            both.zadd(key, dict.fromkeys([*UNACKED, *MEMBERS], 0))
+        elif kind == "set":
+            both.sadd(key, *MEMBERS)
+        elif kind == "stream":
+            both.xadd(key, {"x": "x"})
+        elif kind == "list":
+            both.lpush(key, *MEMBERS)
+        else:
+            both.set(key, "x")
+        both.execute()
 
 
 @pytest.fixture(scope="module")
