@@ -154,8 +154,10 @@ class Deadlines(_Model):
     construct_s: _Seconds = 60.0
     """Deadline for constructing ``ModelNew`` and moving it to the device."""
     check_s: _Seconds = 60.0
-    """Deadline for all checked calls, including Triton's compilation at the first call. If the GPU's work for a call
-    that is not timed takes twice the call's share, the phase ends at once."""
+    """Deadline for all checked calls, including Triton's compilation at the first call."""
+    gpu_s: _Seconds = 1.0
+    """Deadline for the GPU's work of a checked call once ``forward`` has returned. If 300 times the reference's time is
+    longer, that applies."""
     time_s: _Seconds = 60.0
     """Deadline for all timed calls."""
     examine_s: _Seconds = 300.0

@@ -446,10 +446,9 @@ def test_work_on_the_gpu_that_hangs_ends_before_the_phase_does(rig: Rig) -> None
         while "command" not in frame.f_locals: frame = frame.f_back
         frame.f_locals["self"]._flags[128] = 1
         time.sleep(600)"""
-    outcome = judge(rig, right(body), Settings(checks=10, deadlines=Deadlines(check_s=20)))
+    outcome = judge(rig, right(body), Settings(checks=10, deadlines=Deadlines(gpu_s=3)))
     assert (outcome.category, outcome.phase) == (Category.TIMEOUT, Phase.CHECK)
-    assert "the GPU's work for one call did not end within" in outcome.message
-    assert outcome.message.endswith("s, twice its share of its deadline of 20 s (setting deadlines.check_s)")
+    assert outcome.message.startswith("the GPU's work for one call did not end within 3 s, 300 times")
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
 import subprocess
 import sys
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,6 +67,16 @@ def facts_of(ended: EvaluationEnded | None, category: Category = Category.WRONG_
 def figures(out: torch.Tensor, ref: torch.Tensor, exact: torch.Tensor | None = None, **settings: Any) -> dict[str, Any]:
     case = Case(0, outputs=[ref], exact=[exact] if exact is not None else None)
     return check_values([out], case, Settings(**settings))
+
+
+def test_an_error_does_not_hold_the_outputs() -> None:
+    """Outputs of a wrong call, which can be gigabytes, are free before the call is repeated."""
+    out = torch.zeros(4)
+    held = weakref.ref(out)
+    with contextlib.suppress(EvaluationEnded):
+        check_values([out], Case(0, outputs=[torch.ones(4)]), Settings())
+    del out
+    assert held() is None
 
 
 def test_tolerances_follow_the_dtype() -> None:

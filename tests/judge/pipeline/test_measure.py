@@ -36,6 +36,7 @@ def test_a_variant_without_a_confirmed_answer_does_not_count_as_checked() -> Non
             answer=answer,
             confirm=withdrawn.append,
             form=SimpleNamespace(output_specs=()),
+            forward_s=0.0,
             constant_outputs=[],
         ),
         cases=(given, variant),

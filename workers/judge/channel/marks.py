@@ -6,9 +6,12 @@ host marked by the C library, which can repeat any byte but 0xFF. There even flo
 
 from __future__ import annotations
 
+import ctypes
 from typing import Final
 
 import torch
+
+from workers.judge.channel.gpu_memory import call
 
 #: Byte that fills floating values, integers, and new memory of the host. The C library fills freed memory with the
 #: complement of the last. Repeated, both are numbers of ordinary size in each floating dtype.
@@ -22,6 +25,11 @@ _WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def mark(tensor: torch.Tensor) -> None:
     """Overwrite all values of a tensor, of any strides, with the mark of its dtype."""
+    if tensor.is_cuda and tensor.is_contiguous():  # A launch through torch would take ten times as long.
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        where, size = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes)
+        call("cudaMemsetAsync", where, _byte_of(tensor.dtype), size, stream)
+        return
     size = min(tensor.itemsize, 8)
     parts = tensor.itemsize // size
     # An expanded dimension is written once, because torch refuses to write one address repeatedly.

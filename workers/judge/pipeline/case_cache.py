@@ -211,15 +211,13 @@ class CaseCache:
         return case
 
     def stock(self, count: int) -> None:
-        """Draw input sets for :meth:`fresh` ahead of time, up to ``count`` of them, if cases are held together."""
-        if self.is_roomy:
-            count = min(count, self.most_prepared)
-            while (missing := count - len(self._ready)) > 0:
-                self._draw_next(missing)
+        """Draw at least ``count`` input sets for :meth:`fresh` ahead of time, if cases are held together."""
+        while self.is_roomy and len(self._ready) < min(count, self.most_prepared):
+            self._draw_next()
 
-    def _draw_next(self, most: int = sys.maxsize) -> None:
+    def _draw_next(self) -> None:
         on_device = self._may_draw_on_device()
-        cases = [self.new(on_device=on_device) for _ in range(min(most, self._sets_per_draw))]
+        cases = [self.new(on_device=on_device) for _ in range(self._sets_per_draw)]
         released, self._over = self._over, []
         self.draw(cases, free=released)
         self._ready += cases

@@ -225,8 +225,10 @@ class GpuClock:
             for order in orders.values():
                 current = order.calls[-1]
                 order.look()
-            for current in (call for call in calls if call.changes):
-                current.exchange.refuse_changes(current.changes)
+            changes = [change for call in calls for change in call.changes]
+            if changes and bool(torch.stack(changes).any()):  # One wait for all calls.
+                for current in calls:
+                    current.exchange.refuse_changes(current.changes)
         except BaseException:
             current.has_failed = not any(call.has_failed for call in calls)
             self._abandon([order for order in orders.values() if order.first])

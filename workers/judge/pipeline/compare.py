@@ -65,9 +65,12 @@ def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) ->
             with the kind of inputs, the same figures, the first wrong positions, and a map of all of them.
     """
     [verdict] = check_each([(outputs, case)], settings)
-    if isinstance(verdict, EvaluationEnded):
-        raise verdict
-    return verdict
+    try:
+        if isinstance(verdict, EvaluationEnded):
+            raise verdict
+        return verdict
+    finally:
+        del verdict  # Otherwise this frame and the error hold each other, and large outputs with them.
 
 
 def differences(

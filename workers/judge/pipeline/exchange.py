@@ -30,6 +30,8 @@ from workers.judge.pipeline.plan import Plan
 
 _Pair = TypeVar("_Pair")
 _RANDOM: Final = random.SystemRandom()
+#: Time of the GPU's work for a call, in times of the reference's forward, after which other slots need not wait.
+_SLOWEST: Final = 300
 #: Maximum time in seconds for a process to open the device, which other processes can be opening at the same time.
 PREPARE_S: Final = 120.0
 
@@ -269,14 +271,13 @@ class Candidate(Exchange):
         if self._device == "cuda" and self._settings.timing.enabled:
             self.process.share_flags()
 
-    def prepare_calls(self, specs: Sequence[TensorSpec], calls: int) -> None:
-        """Begin the check phase and send the form of the outputs.
+    def prepare_calls(self, specs: Sequence[TensorSpec], forward_s: float) -> None:
+        """Begin the check phase and send the form of the outputs. ``forward_s`` is the time of the reference's forward.
 
-        If the GPU's work for one of ``calls`` calls takes twice its share of the phase's time, the phase ends at once,
-        because other slots wait for the GPU.
+        If the GPU's work for a call takes too long, the phase ends at once, because other slots wait for the GPU.
         """
-        seconds = self._deadlines.check_s
-        self.process.enter(Phase.CHECK, seconds, 2 * seconds / calls)
+        deadlines = self._deadlines
+        self.process.enter(Phase.CHECK, deadlines.check_s, max(deadlines.gpu_s, _SLOWEST * forward_s))
         self.bind_outputs(specs)
 
     def run(self, case: Case) -> dict[str, Any]:

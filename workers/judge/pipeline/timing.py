@@ -50,7 +50,7 @@ from workers.judge.pipeline.reference import Reference
 from workers.judge.slot_config import SlotConfig
 
 #: Version of this module's method, a part of the key under which baselines are cached.
-METHOD: Final = "15"
+METHOD: Final = "16"
 #: Share of the time phase's deadline after which no further call begins.
 _BUDGET: Final = 0.6
 #: Minimum number of calls after an empty kernel.
@@ -59,12 +59,16 @@ _FEWEST_IN_TURN: Final = 3
 _CALLS: Final = {Kind.OVERHEAD: Call.OVERHEAD, Kind.IN_TURN: Call.IN_TURN}
 #: Number of calls between two reads of the device's clocks.
 _LOOK_EVERY: Final = 8
-#: Least and greatest number of turns whose calls are made together, and their number once a series has enough calls.
+#: Least and greatest number of turns whose calls are made together. Once a series can end, least number, and share of
+#: the turns so far.
 _TOGETHER: Final = (4, 8)
-_FEW_TOGETHER: Final = 3
+_FEW_TOGETHER: Final = (3, 1 / 5)
 #: Maximum size in bytes of the outputs of a call, and time in seconds of a call, for calls that are made together.
 _TOGETHER_BYTES: Final = 4 << 20
 _TOGETHER_S: Final = 0.005
+#: Number of outputs for which memory is allocated ahead, in times of the calls before a series can end. It keeps most
+#: outputs, of both processes, and usually goes on.
+_RESERVED: Final = 6
 #: Share of a candidate's calls after which its inputs are compared.
 _INSPECTED: Final = 0.5
 #: Number of alternating measurements of copies with two layouts. Alternation exposes both to the same disturbances.
@@ -84,6 +88,12 @@ def turns_together(reference: Reference) -> int:
     is_small = cache.is_roomy and sum(map(bytes_of, form.output_specs)) <= _TOGETHER_BYTES
     turns = min(_TOGETHER[1], cache.most_prepared)
     return turns if is_small and not form.resets and not form.differentiates else 1
+
+
+def reserve_outputs(timing: Timing, reference: Reference) -> None:
+    """Have torch allocate memory for the outputs of a usual series, because the driver can take milliseconds."""
+    specs = _RESERVED * estimator.most_before_look(timing) * reference.form.output_specs
+    _ = [torch.empty(spec.shape, dtype=spec.dtype, device="cuda") for spec in specs]
 
 
 def usual_inputs(timing: Timing, reference: Reference) -> int:
@@ -386,7 +396,7 @@ class Stopwatch:
         own, turns, look_at, enough = callers[0], 0, _LOOK_EVERY, timing.warmup + stopping.first_look
         seconds = self._reference.forward_s
         while True:
-            count = self._turns(clock, seconds, enough - turns, timing.calls - len(own.series.calls))
+            count = self._turns(clock, seconds, turns, enough, timing.calls - len(own.series.calls))
             blocks = self._turn(callers) if count == 1 else self._together(callers, inputs, count)
             seconds = self._make(clock, callers, blocks)
             if own.blocks:
@@ -412,16 +422,19 @@ class Stopwatch:
                     own.series.kept = self._kept.times
                 return callers
 
-    def _turns(self, clock: GpuClock | CpuClock, seconds: float, to_enough: int, left: int) -> int:
+    def _turns(self, clock: GpuClock | CpuClock, seconds: float, turns: int, enough: int, left: int) -> int:
         """Return the number of turns whose calls are made together.
 
         Args:
             seconds: approximate time of a call.
-            to_enough: number of turns after which precision can end the series.
+            turns: number of turns so far.
+            enough: number of turns after which precision can end the series.
             left: number of calls that the settings still allow.
         """
         most = turns_together(self._reference) if clock.basis == "gpu_clock" and seconds < _TOGETHER_S else 1
-        wanted = min(self._random.randint(*_TOGETHER), to_enough) if to_enough > 0 else _FEW_TOGETHER
+        least, share = _FEW_TOGETHER
+        further = min(_TOGETHER[1], max(least, int(share * turns)))
+        wanted = min(self._random.randint(*_TOGETHER), enough - turns) if turns < enough else further
         return max(1, min(most, wanted, left))
 
     def _turn(self, callers: Sequence[_Caller]) -> Iterator[list[_Planned]]:

@@ -75,13 +75,19 @@ def measure(context: Context, referenced: Referenced, loaded: Loaded) -> Measure
         with steps.untimed("check"), steps.backstop(Phase.CHECK):
             checked = checks.run()
     if timed or not shares:
-        with steps.alone("measure"), steps.backstop(Phase.CHECK):
-            if not shares:
-                checked = checks.run()
-            if timed:
-                times = _time(context, referenced, candidate, blocks=checks.blocks)
-                if not shares and not times.kept.keeps_all:
-                    checks.run_again()
+        with contextlib.ExitStack() as bound:
+            beside = None
+            if timed and context.slot.on_gpu and timing.turns_together(referenced.reference) > 1:
+                # The driver can take milliseconds for memory, which no other slot should wait for.
+                timing.reserve_outputs(context.settings.timing, referenced.reference)
+                beside = _begin_turns(context, referenced, bound)
+            with steps.alone("measure"), steps.backstop(Phase.CHECK):
+                if not shares:
+                    checked = checks.run()
+                if timed:
+                    times = _time(context, referenced, candidate, beside, blocks=checks.blocks)
+                    if not shares and not times.kept.keeps_all:
+                        checks.run_again()
     with context.untimed_if_large(referenced.reference, "check"), steps.backstop(Phase.CHECK):
         if timed and shares:
             checks.run_again()
@@ -98,7 +104,18 @@ def shares_checks(context: Context, reference: Reference) -> bool:
     return has_siblings and reference.cache.is_large and Grant.EXCLUSIVE not in context.granted
 
 
-def _time(context: Context, referenced: Referenced, candidate: Candidate, *, blocks: bool) -> Times:
+def _begin_turns(context: Context, referenced: Referenced, bound: contextlib.ExitStack) -> timing.Beside | None:
+    """Prepare the reference for calls in turn until ``bound`` closes, if there is memory for both processes."""
+    baseline = referenced.baseline
+    if baseline is None or not context.budget.plan.has_turns:
+        return None
+    with context.steps.backstop(Phase.CHECK):
+        return baseline.beside(bound.enter_context(referenced.reference.timed(beside=True)))
+
+
+def _time(
+    context: Context, referenced: Referenced, candidate: Candidate, beside: timing.Beside | None, *, blocks: bool
+) -> Times:
     """Time the candidate by the clock of the baseline, in turn with the reference if there is memory for both."""
     reference, instruments, baseline = referenced.reference, referenced.instruments, referenced.baseline
     assert baseline is not None
@@ -107,10 +124,8 @@ def _time(context: Context, referenced: Referenced, candidate: Candidate, *, blo
     most = max(_FEWEST_PROOFS, min(_MOST_PROOFS, by_deadline))
     kept = KeptCalls(reference, most, on_gpu=context.slot.on_gpu)
     stopwatch = timing.Stopwatch(candidate, reference, context.slot, instruments, kept)
-    with contextlib.ExitStack() as held, context.steps.timed("time"):
-        beside = None
-        if context.budget.plan.has_turns:
-            beside = baseline.beside(held.enter_context(reference.timed(beside=True)))
+    with contextlib.ExitStack() as bound, context.steps.timed("time"):
+        beside = beside or _begin_turns(context, referenced, bound)
         series, other = stopwatch.measure(
             context.settings.timing,
             basis="cpu_clock" if blocks else baseline.basis,
@@ -149,8 +164,7 @@ class _Checks:
         """Make all checked calls: every case once, and the first case again. Return the number of cases."""
         cases, reference = self._referenced.cases, self._reference
         with self._steps.timed("check"):
-            calls = len(cases) + self._referenced.later + 1
-            self._candidate.prepare_calls(reference.form.output_specs, calls)
+            self._candidate.prepare_calls(reference.form.output_specs, reference.forward_s)
             checked = 0
             later = (reference.cache.fresh() for _ in range(self._referenced.later))
             every = self._made(chain(cases, later, cases[:1]))
@@ -307,7 +321,7 @@ class _Checks:
         except EvaluationEnded as ended:
             if ended.outcome.category not in ABOUT_VALUES:
                 raise
-            first = ended
+            first = ended.with_traceback(None)  # Its frames hold the outputs.
         if not self._has_answered(case):
             return None
         for _ in range(_REPETITIONS):
