@@ -45,10 +45,11 @@ from uuid import uuid4
 import torch
 
 from kqueue.config import load
+from kqueue.folders import clean_environment
 from workers.judge.candidate import harness, profile
 from workers.judge.channel import flags, gpu_memory, packets, semaphores
 from workers.judge.channel.orders import Opening, Order
-from workers.judge.forkserver import files, handle, prewarm, process, server
+from workers.judge.forkserver import files, handle, prewarm, process
 from workers.judge.gpu.devices import choose, devices
 from workers.judge.host import linux
 from workers.judge.pipeline.exchange import await_opening
@@ -230,14 +231,7 @@ STEPS: Final[dict[str, Step]] = {step.__name__: step for step in (*HOST, *GPU, s
 def serve(slot: Slot, requests: Connection) -> None:
     """Start like this slot's worker, then perform the requested steps until the connection closes."""
     harness.preload()
-    gc.freeze()
-    handle.prepare_scratch(slot)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if (pid := os.fork()) == 0:
-        ours.close()
-        server.main(theirs, os.getppid(), slot.uid)
-    theirs.close()
-    forkserver = handle.ForkServer(slot, pid, ours)
+    forkserver = handle.fork(slot)
     forkserver.wait_ready()
     # Now this process becomes like the fork server. Candidates with one stream get these settings with an order.
     os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "1"}
@@ -319,7 +313,7 @@ def slots(count: int, gpus: Sequence[str]) -> Generator[tuple[list[Connection], 
         for slot in scratch.assign(sorted(planned, key=lambda slot: int(slot.name.rpartition("-")[2]))[:count]):
             ours, theirs = spawning.Pipe()
             program = spawning.Process(target=serve, args=(slot, theirs), daemon=True)
-            variables = handle.clean_environment(environment(slot, config, cores, os.environ))
+            variables = clean_environment(environment(slot, config, cores, os.environ))
             with mock.patch.dict(os.environ, variables, clear=True):
                 program.start()
             theirs.close()

@@ -35,6 +35,7 @@ from kqueue.config import Config, load
 from kqueue.contract import Outcome, Precision, Request, Settings, parse_request
 from kqueue.errors import InvalidRequest, JudgeUnavailable
 from kqueue.evidence import Environment
+from kqueue.folders import clean_environment
 
 #: Seconds that the child is given to end its processes and to remove its files.
 _STOP_S: Final = 20.0
@@ -327,7 +328,7 @@ class _Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._messages,
-            env={name: value for name, value in os.environ.items() if not name.startswith("KQUEUE_")},
+            env=clean_environment(os.environ),
             start_new_session=True,
         )
         try:

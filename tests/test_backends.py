@@ -60,7 +60,7 @@ PROGRAM = """
 import json
 from kqueue.contract import parse_request
 from kqueue.judging import guess_backend
-from workers.judge.forkserver.handle import clean_environment
+from kqueue.folders import clean_environment
 from workers.judge.pipeline import provenance
 from workers.judge.sandbox.seal import private_directories
 

@@ -19,7 +19,7 @@ import structlog
 
 from kqueue import logs, program
 from kqueue.config import Config
-from workers.judge.forkserver.handle import clean_environment
+from kqueue.folders import clean_environment
 from workers.judge.host import linux
 from workers.process import in_memory
 

@@ -27,9 +27,9 @@ from sqlalchemy import Engine
 
 from kqueue import program
 from kqueue.config import Config
+from kqueue.folders import clean_environment
 from kqueue.store import gpus
 from kqueue.store.gpus import GpuStatus
-from workers.judge.forkserver import handle as launch
 from workers.judge.gpu import booking, facts
 from workers.judge.gpu.booking import Entry
 from workers.judge.gpu.devices import Device
@@ -62,7 +62,7 @@ class _Helper:
     """A process that calls the driver. It dies with the supervisor and holds none of its secrets."""
 
     def __init__(self, module: str, arguments: Sequence[str], *, visible: str, output: IO[bytes] | int) -> None:
-        environment = launch.clean_environment(os.environ) | {"CUDA_VISIBLE_DEVICES": visible}
+        environment = clean_environment(os.environ) | {"CUDA_VISIBLE_DEVICES": visible}
         self.started_at = time.monotonic()
         self.killed_at: float | None = None
         self.process = subprocess.Popen(

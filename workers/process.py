@@ -19,8 +19,8 @@ import structlog
 
 from kqueue import broker, logs
 from kqueue.config import Config
+from kqueue.folders import clean_environment
 from kqueue.program import PYTHON
-from workers.judge.forkserver.handle import clean_environment
 from workers.judge.host import linux
 from workers.judge.host.status_page import StatusPage, make_page
 from workers.plan import environment

@@ -11,7 +11,6 @@ import gc
 import importlib
 import json
 import os
-import socket
 import sys
 from typing import Final, NoReturn
 
@@ -31,28 +30,17 @@ def main() -> NoReturn:
     # Garbage collection takes a tenth of the imports' time and finds nothing. Forks and workers.app enable it again.
     gc.disable()
     slot = Slot.from_environment()
+    page = int(os.environ.pop(PAGE_VARIABLE))
+    own = {name: os.environ.pop(name) for name in _OWN}
     kill_leftovers(slot.uid)
     from workers.judge.candidate import harness  # imports torch, which become_worker() does not need
-    from workers.judge.forkserver import server
 
     harness.preload()
-    gc.freeze()  # loaded modules stay, in this process and in all forks
-    launch.prepare_scratch(slot)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        gc.enable()
-        ours.close()
-        for variable in (*_OWN, PAGE_VARIABLE):
-            os.close(int(os.environ.pop(variable)))
-        server.main(theirs, parent, slot.uid)
-    theirs.close()
-    page = int(os.environ.pop(PAGE_VARIABLE))
+    forkserver = launch.fork(slot)
+    os.environ.update(own)
     status_page = StatusPage(page)
     os.close(page)
-    without = [int(os.environ[name]) for name in _OWN]
-    api.started = api.Judges(launch.ForkServer(slot, pid, ours), status_page, without=without)
+    api.started = api.Judges(forkserver, status_page, without=list(map(int, own.values())))
     become_worker("workers.app")
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from kqueue import folders
 from kqueue.doctor import Result
+from kqueue.folders import clean_environment
 from kqueue.local import servers
 from workers import doctor
-from workers.judge.forkserver.handle import clean_environment
 from workers.judge.host import toolchain
 from workers.judge.pipeline import tools
 from workers.judge.sandbox import mounts, reach, seal, view

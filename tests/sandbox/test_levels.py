@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kqueue.folders import clean_environment
 from workers.judge.forkserver import handle as launch
 from workers.judge.sandbox import reach
 from workers.judge.sandbox.level import MEASURES, Level, lacking, reached
@@ -80,7 +81,7 @@ def test_nothing_but_the_scratch_directory_need_be_writable(tmp_path: Path) -> N
     there = ["unshare", "--mount", "sh", "-c", _READ_ONLY, str(tmp_path), sys.executable, "-c"]
     look = "from workers.judge.sandbox import reach; print(reach.find('')[1])"
     checkout = str(Path(__file__).parents[2])
-    environment = launch.clean_environment(os.environ | {"PYTHONPATH": checkout, "TMPDIR": str(tmp_path)})
+    environment = clean_environment(os.environ | {"PYTHONPATH": checkout, "TMPDIR": str(tmp_path)})
     found = subprocess.run([*there, look], env=environment, cwd="/", capture_output=True, text=True)
     assert found.stdout == "True\n", found.stderr
     del environment["TMPDIR"]

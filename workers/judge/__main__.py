@@ -31,6 +31,7 @@ from kqueue.judging import Machine, Start
 from workers.judge import api, deaths
 from workers.judge.backend import InMemoryBackend
 from workers.judge.forkserver import handle
+from workers.judge.forkserver.orphans import kill_leftovers
 from workers.judge.gpu.devices import choose, devices
 from workers.judge.host import linux, scratch, uids
 from workers.judge.sandbox import cgroups
@@ -80,7 +81,7 @@ class _Service:
         self.machine: Machine
 
     def __enter__(self) -> Self:
-        """Start the fork server, and load the judge at the same time.
+        """Import the judge, and fork the fork server.
 
         Raises:
             ConfigError: there is no such device, or the scratch directory belongs to another user.
@@ -93,11 +94,12 @@ class _Service:
             self._slot = stack.enter_context(_open_slot(self._start))
             stack.callback(_kill_children)
             set_environment(os.environ, self._slot, len(os.sched_getaffinity(0)))
-            forkserver = handle.start(self._slot)
-            stack.callback(forkserver.stop)
-            stack.callback(self._ending.hold)  # is called first, so that no signal interrupts the other callbacks
+            kill_leftovers(self._slot.uid)
             with self._ending:
                 self._load()
+            forkserver = handle.fork(self._slot)
+            stack.callback(forkserver.stop)
+            stack.callback(self._ending.hold)  # is called first, so that no signal interrupts the other callbacks
             self._judges = api.Judges(forkserver)
             stack.callback(lambda: self._judges.stop())
             stack.callback(self._ending.hold)
@@ -138,8 +140,10 @@ class _Service:
         import torch
 
         from workers.judge import supervisor
+        from workers.judge.candidate import harness
 
         assert supervisor
+        harness.preload()
         if self._slot.on_gpu and torch.version.cuda is None:
             raise ConfigError(
                 f"this torch ({torch.__version__}) is built without CUDA, so it cannot judge on {self._slot.device}:"

@@ -24,10 +24,11 @@ from uuid import UUID
 import kqueue
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase, Request
+from kqueue.folders import clean_environment
 from workers.judge import deaths
 from workers.judge.backend import JudgeBackend, answer
 from workers.judge.channel.packets import send_with_fds
-from workers.judge.forkserver.handle import ForkServer, clean_environment
+from workers.judge.forkserver.handle import ForkServer
 from workers.judge.host import linux, toolchain
 from workers.judge.host.status_page import StatusPage
 from workers.judge.slot_config import SlotConfig

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any, Final
 
-from kqueue import folders
-from kqueue.backends import registered
+from kqueue.folders import clean_environment
 from kqueue.program import PYTHON
 from workers.judge.channel.packets import receive_with_fds, send_with_fds
 from workers.judge.forkserver import builds, control
@@ -26,26 +24,6 @@ from workers.judge.sandbox import level
 from workers.judge.sandbox.seal import Profile
 from workers.judge.slot_config import SlotConfig
 
-#: Variables of the worker's environment that the fork server, and so every sealed process, inherits.
-_PASSED: Final = (
-    *("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
-    *("CUDA_HOME", "CUDA_PATH", "CC", "CXX", "MAX_JOBS", "TORCH_CUDA_ARCH_LIST", "TRITON_INTERPRET"),
-    *("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"),
-    *("LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "LANG", "LC_ALL", "TMPDIR", "TZ"),
-)
-_SET: Final = {
-    # Makes torch query NVML instead of CUDA for a GPU. A process that has initialised CUDA cannot fork.
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-    # Expandable segments can be shared by descriptor (workers.judge.channel.gpu_memory). Segments of the default size,
-    # 20 MiB, would be hundreds for some gigabytes, and each must be mapped in both processes.
-    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,large_segment_size_mb:64",
-    # A pool of compiler processes would outlive the forward that started it.
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    # A candidate's uid has no entry in the list of users, and torch's compiler needs a user name.
-    "USER": "candidate",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONUNBUFFERED": "1",
-}
 #: Time limit in seconds for the fork server's start.
 _START_S: Final = 120.0
 #: Seconds after which a fork server that does not exit is killed.
@@ -179,10 +157,7 @@ class ForkServer:
 
 
 def start(slot: SlotConfig) -> ForkServer:
-    """Start a fork server without waiting until it is ready.
-
-    It runs in a new interpreter, because this process can hold secrets. It dies with the calling thread.
-    """
+    """Start a fork server in a new interpreter, because this process can hold secrets. See :func:`fork`."""
     prepare_scratch(slot)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -196,14 +171,27 @@ def start(slot: SlotConfig) -> ForkServer:
     return ForkServer(slot, process.pid, ours)
 
 
-def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the fork server, and so of every sealed process."""
-    # The interpreter's directory comes first, because tools such as ninja are installed there.
-    path = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
-    passed = {name: environment[name] for name in _PASSED if name in environment} | {"PATH": path}
-    found = {name: folders.usable(passed.pop(name)) for name in folders.VARIABLES if name in passed}
-    of_backends = dict(pair for backend in registered().values() for pair in backend.environment)
-    return of_backends | passed | {name: value for name, value in found.items() if value} | _SET
+def fork(slot: SlotConfig) -> ForkServer:
+    """Fork a fork server from this process, without waiting until it is ready. It dies with this process.
+
+    This process has imported the libraries (:func:`.harness.preload`), started with a clean environment, and read no
+    secret. The child closes all other descriptors.
+    """
+    from workers.judge.forkserver import server  # imports torch
+
+    prepare_scratch(slot)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    gc.freeze()  # Loaded modules stay, in this process and in all forks.
+    parent, own = os.getpid(), theirs.fileno()
+    if (pid := os.fork()) == 0:
+        gc.enable()
+        for number in (signal.SIGALRM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_DFL)
+        os.closerange(3, own)
+        os.closerange(own + 1, 1 << 20)
+        server.main(theirs, parent, slot.uid)
+    theirs.close()
+    return ForkServer(slot, pid, ours)
 
 
 def prepare_scratch(slot: SlotConfig) -> None:

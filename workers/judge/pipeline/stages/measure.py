@@ -124,8 +124,8 @@ def _time(
     most = max(_FEWEST_PROOFS, min(_MOST_PROOFS, by_deadline))
     kept = KeptCalls(reference, most, on_gpu=context.slot.on_gpu)
     stopwatch = timing.Stopwatch(candidate, reference, context.slot, instruments, kept)
-    with contextlib.ExitStack() as bound, context.steps.timed("time"):
-        beside = beside or _begin_turns(context, referenced, bound)
+    with contextlib.ExitStack() as late, context.steps.timed("time"):
+        beside = beside or _begin_turns(context, referenced, late)
         series, other = stopwatch.measure(
             context.settings.timing,
             basis="cpu_clock" if blocks else baseline.basis,
