@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Final
 
 import sqlalchemy as sa
 from alembic import op
+
+from kqueue.contract import RULES
 
 revision = "0023"
 down_revision = None
@@ -888,14 +891,15 @@ CREATE VIEW best_verdicts WITH (security_invoker = true) AS
         LATERAL (SELECT {error} FROM (SELECT v.runtime AS of) AS one) AS m (error),
         LATERAL (SELECT {error} FROM (SELECT v.baseline AS of) AS one) AS b (error)
         WHERE NOT e.probe AND v.category = 'passed' AND v.runtime_ms IS NOT NULL AND v.reused_from IS NULL
-            AND v.runtime ->> 'purpose' IS DISTINCT FROM 'train'
+            AND v.runtime ->> 'purpose' IS DISTINCT FROM 'train' AND {schema}.kqueue_rules(e.settings, '{usual}') = '{{}}'
             AND coalesce(e.batch !~ '^(autopsy|duel|tune)-' AND e.batch NOT IN (
                 SELECT name FROM search_runs WHERE plan ->> 'algorithm' IN ('tune', 'tournament')), true)
         WINDOW alike AS (PARTITION BY e.problem_hash, e.kernel_hash, e.settings ->> 'precision', n.device)
     ) AS every
     WHERE place = (measured + 1) / 2
     ORDER BY problem_hash, precision, device, speedup DESC NULLS LAST, runtime_ms, evaluation_id;
-COMMENT ON VIEW best_verdicts IS 'The kernel with the best median for each problem, precision, device.';
+COMMENT ON VIEW best_verdicts IS
+    'The kernel with the best median for each problem, precision, device, of those judged by the usual rules.';
 CREATE VIEW fleet_utilisation WITH (security_invoker = true) AS
     SELECT
         w.id, w.name, w.host, w.device, w.lanes,
@@ -935,7 +939,7 @@ def upgrade() -> None:
     op.execute(_TABLES)
     op.execute(_INDEXES.format(**{f"words_{column}": _WORDS.format(column=column) for column in ("source", "log")}))
     op.execute(_FUNCTIONS.format(schema=schema, content=_CONTENT))
-    op.execute(_VIEWS.format(error=_ERROR))
+    op.execute(_VIEWS.format(schema=schema, error=_ERROR, usual=json.dumps(RULES)))
     # Only the owner can call them until roles are granted the right.
     op.execute(f"REVOKE ALL ON FUNCTION {_created('FUNCTION')} FROM PUBLIC")
 

@@ -49,6 +49,7 @@ from kqueue.store.sql import columns, fetch
 _SAME: Final = (Summary.problem_hash, Summary.kernel_hash)
 _PRECISION: Final[ColumnElement[Any]] = Evaluation.settings["precision"].astext
 _RULES: Final = func.kqueue_rules(Evaluation.settings, literal(RULES, JSONB), type_=JSONB)
+_IS_USUAL: Final = literal({}, JSONB) == _RULES
 #: Condition on times that are precise enough for a rank.
 _RANKED: Final = Verdict.runtime["purpose"].astext.is_distinct_from(Purpose.TRAIN)
 #: Number of the last profiles of a problem from which the displayed ones are chosen.
@@ -349,8 +350,13 @@ def _medians(wanted: Sequence[ColumnElement[bool]], limit: int) -> Subquery:
 
 
 def records(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[Record]:
-    """Return the kernels that were faster than all kernels before them, by median speedups, the latest first."""
-    medians = medians_of(problem_hash)
+    """Return the kernels that were faster than all before them, by median speedups, the latest first.
+
+    Kernels that were first judged by unusual rules are left out.
+    """
+    every = medians_of(problem_hash)
+    usual = select(every).join(Evaluation, Evaluation.id == every.c.evaluation_id).where(_IS_USUAL)
+    medians = usual.subquery()
     first = (medians.c.at, medians.c.evaluation_id)
     before = func.max(medians.c.speedup).over(order_by=first, rows=(None, -1)).label("before")
     ordered = select(medians, before).subquery()
