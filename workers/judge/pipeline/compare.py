@@ -272,6 +272,8 @@ class _Output:
     is_vague: bool
     #: None if values must be equal, or the evaluation sets its own tolerance.
     grade: Grade | None
+    #: Relative errors that a lower precision explains, whatever the tolerance.
+    lower: tuple[float, float] | None
     epsilon: float
     #: Relative error from which a value is far off.
     far: float
@@ -299,6 +301,7 @@ class _Output:
             asked or Tolerance(atol=loose, rtol=loose),
             case.kind != GIVEN and case.exact is None,
             grade,
+            grade_for(ref.dtype, settings).downgrade if floating else None,
             epsilon_for(ref.dtype, settings),
             math.inf if grade is None else 2 * grade.farthest,
             Figures(*[0.0] * 13),
@@ -555,12 +558,12 @@ class _Output:
 
     def downgraded(self) -> bool:
         """Return whether a lower precision than the reference's, and nothing simpler, explains the error."""
-        ratio, errors, grade, figures = self.ratio(), self.errors(), self.grade, self.figures
-        if ratio is None or errors is None or grade is None or grade.downgrade is None:
+        ratio, errors, figures = self.ratio(), self.errors(), self.figures
+        if ratio is None or errors is None or self.lower is None:
             return False
         if figures.strays or figures.finite < self.ref.numel():
             return False
-        least, most = (bound * errors[2] for bound in grade.downgrade)
+        least, most = (bound * errors[2] for bound in self.lower)
         return (
             ratio >= _COARSE
             and least <= errors[0] <= most
