@@ -272,6 +272,9 @@ class Policies(_Model):
     running statistics. ``reject`` ends the evaluation as ``rejected_by_policy``. ``allow`` does not compare buffers."""
     downgrades: Policy = Policy.FLAG
     """Policy for values of a lower precision than the reference's. ``reject`` ends as ``rejected_by_policy``."""
+    shapes: Policy = Policy.ALLOW
+    """Policy for kernels that are right on the problem's own sizes only. ``flag`` and ``reject`` judge a kernel that
+    passed, without times, on up to three other sizes, drawn at random. ``reject`` ends as ``rejected_by_policy``."""
 
 
 class Tolerance(_Model):
@@ -357,7 +360,7 @@ _OWN_RULES: Final = {"keeps_float64", "tf32", "checks", "seed", "tolerance", "co
 #: Settings on which it depends what a verdict stands for, and their usual values: also each policy by its name.
 RULES: Final[dict[str, Any]] = {
     **Settings().model_dump(include=_OWN_RULES, mode="json"),
-    **Policies().model_dump(mode="json"),
+    **Policies().model_dump(mode="json", exclude={"shapes"}),
     "cold_l2": True,
 }
 

@@ -368,6 +368,10 @@ class Severity(StrEnum):
     """The code is usual."""
 
 
+#: Rule of a finding about a kernel that is right on the problem's own sizes only.
+SIZES_RULE: Final = "shape_specialised"
+
+
 class Finding(Part):
     """A match of a static rule in the source. It is not a proof."""
 
@@ -932,6 +936,8 @@ class Evidence(Part):
     or the kernel was not timed."""
     unvaried: str | None = _ABSENT
     """Reason why no hidden variant was compared. None if one was, or the kernel did not pass."""
+    sizes: tuple[str, ...] | None = _ABSENT
+    """Other sizes of the problem on which the kernel was right too. None unless ``policies.shapes`` asks for them."""
     untimed: str | None = _ABSENT
     """Reason why a kernel was not timed although the settings requested it."""
     timed_variants: TimedVariants | None = _ABSENT
@@ -1011,6 +1017,7 @@ class Evidence(Part):
             "the strict comparison refuses it": comparison and not comparison.strict_correct,
             "its own GPU code did almost none of the work": self.provenance and self.provenance.decoy,
             "it takes longer on hidden variants": self.timed_variants and self.timed_variants.slower,
+            "it is wrong on other sizes": any(one.rule == SIZES_RULE for one in self.findings or ()),
             "its source has code for cheating": any(one.severity is Severity.CHEAT for one in self.findings or ()),
         }
         return "; but " * any(found.values()) + ", and ".join(words for words, holds in found.items() if holds)

@@ -22,6 +22,8 @@ from kqueue.errors import InvalidRequest
 #: Variable that lists a problem's shapes, and their maximum number.
 NAME: Final = "SHAPES"
 MOST: Final = 32
+#: Maximum number of further sizes on which a kernel is judged (``policies.shapes``).
+FURTHER: Final = 6
 #: Beginning of the name under which a held-out shape is reported. A number follows.
 HELD_OUT: Final = "held out"
 #: Text instead of a source whose held-out shapes cannot be found.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Phase, Purpose, Request, Settings, Timing
+from kqueue.contract import Phase, Policies, Policy, Purpose, Request, Settings, Timing
+from kqueue.evidence import SIZES_RULE
 from tests.judge import extension
 from tests.judge.linear import PROBLEM, QUICK, WAIT, WAITING, judge, right
 from tests.judge.rig import Rig
@@ -83,3 +84,22 @@ SHAPES = [{"args": {"n": 4}}, {"args": {"n": 5}}]
     assert (outcome.category, outcome.facts.shape) == (Category.WRONG_VALUES, "n=5")
     assert outcome.evidence.build is not None
     assert (outcome.evidence.build.where, outcome.evidence.build.libraries) == ("store", 1)
+
+
+def test_a_kernel_can_be_judged_on_further_sizes(rig: Rig) -> None:
+    """One that fails on them gets a finding, or is rejected. The reference can refuse them."""
+    problem = PROBLEM.replace("4, 8)", "ROWS, 32)").replace("[8]", "[32]") + "\nROWS = 64\n"
+    asks = {
+        policy: QUICK.model_copy(update={"policies": Policies(shapes=policy)})
+        for policy in (Policy.FLAG, Policy.REJECT)
+    }
+    special = right("assert len(x) in (32, 64, 128) and x.shape[1] == 32")
+    flagged, rejected = (judge(rig, special, settings, problem) for settings in asks.values())
+    assert (flagged.category, rejected.category) == (Category.PASSED, Category.REJECTED_BY_POLICY)
+    assert "it is wrong on other sizes" in flagged.message
+    [finding] = [one for one in flagged.evidence.findings if one.rule == SIZES_RULE]
+    assert "instead of 32" in finding.evidence
+    general = judge(rig, right(), asks[Policy.FLAG], problem)
+    assert len(general.evidence.sizes) == 3
+    strict = problem.replace("return self", "assert x.shape == (64, 32)\n        return self")
+    assert judge(rig, right(), asks[Policy.REJECT], strict).evidence.sizes == ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 from uuid import UUID
 
 from pydantic import ValidationError
@@ -48,11 +48,18 @@ def to_message(row: Row[*tuple[Any, ...]]) -> Message:
     return Message(
         evaluation_id=row.id,
         lane=row.lane,
-        deadlines_s=_total_s(settings) * passes.count(row.source or "", backward=bool(settings.get("backward"))),
+        deadlines_s=_total_s(settings) * _judgements(row.source or "", settings),
         label=" ".join(
             f"owner={row.owner} problem={problem} kernel={kernel} backend={row.backend} lane={row.lane}".split()
         ),
     )
+
+
+def _judgements(problem: str, settings: Mapping[str, Any]) -> int:
+    """Return the maximum number of judgements of a problem: of its shapes, their passes, and of further sizes."""
+    policies = settings.get("policies")
+    is_further = isinstance(policies, dict) and cast("dict[str, Any]", policies).get("shapes", "allow") != "allow"
+    return passes.count(problem, backward=bool(settings.get("backward"))) + shapes.FURTHER * is_further
 
 
 def _total_s(settings: Mapping[str, Any]) -> float:

@@ -15,7 +15,7 @@ import torch
 
 from kqueue.backends import PYTEST
 from kqueue.categories import Blame, Category
-from kqueue.contract import Outcome, Phase, Request
+from kqueue.contract import Outcome, Phase, Policy, Request
 from kqueue.passes import Pass
 from kqueue.shapes import Shape
 from workers.judge.backend import JudgeBackend
@@ -31,6 +31,7 @@ from workers.judge.pipeline.context import Context, Grant
 from workers.judge.pipeline.cpu import CpuTime
 from workers.judge.pipeline.pytest_run import run_tests
 from workers.judge.pipeline.shapes import Judged, combine
+from workers.judge.pipeline.sizes import judge_further
 from workers.judge.pipeline.stages import clean_up
 from workers.judge.pipeline.stages.conclude import conclude
 from workers.judge.pipeline.stages.load import build, load
@@ -58,10 +59,16 @@ def evaluate(
     Raises:
         Exception: the judge itself failed, which shows nothing about the kernel.
     """
-    judge = functools.partial(_judge, request, slot, backend, status_page, forkserver, CpuTime())
+    around, cpu = (slot, backend, status_page, forkserver), CpuTime()
+    judge = functools.partial(_judge, request, *around, cpu)
     listed, backward = static.shapes_of(request), static.asks_backward(request)
     if not listed and not backward:
-        return judge()
+        if request.settings.policies.shapes is Policy.ALLOW:
+            return judge()
+        with forkserver.one_build():
+            outcome = judge()
+            further = functools.partial(judge_further, outcome, request)
+            return further(lambda other: _judge(other, *around, cpu, is_first=False)) if outcome.passed else outcome
     results: list[Judged] = []
     with forkserver.one_build():
         for shape in listed or (None,):
