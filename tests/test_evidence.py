@@ -42,7 +42,7 @@ STORED: dict[str, Any] = {
     "checker": {"bound": 0.01, "accepts": [SHUFFLED]},
     "reference_is_constant": False,
     "constant_outputs": [],
-    "verified_calls": 16, "unvaried": "it draws nothing", "untimed": "no GPU",
+    "verified_calls": 16, "unvaried": "it draws nothing", "sizes": ["n: 31 instead of 32"], "untimed": "no GPU",
     "gradients": ["inputs[0]", "weight linear.weight"],
     "passes": [{
         "name": "forward", "runtime_ms": 1.0, "baseline_ms": 2.0, "speedup": 2.0, "speedup_interval": [1.5, 2.5],
