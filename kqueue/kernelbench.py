@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import comb
 from pathlib import Path
 from statistics import fmean, geometric_mean
@@ -171,6 +171,7 @@ def _of_success(verdict: Verdict) -> dict[str, Any]:
         "correctness_trials": f"({asked} / {asked})",
         "hidden_trials": checks - asked,
         "speedup": verdict.speedup,
+        "speedup_low": verdict.speedup_interval[0] if verdict.speedup_interval else None,
         "timing_basis": verdict.timing_basis,
         "kernelbench_correct": comparison.kernelbench_correct if comparison else None,
     }
@@ -302,7 +303,9 @@ def scores_of(results: Results, ks: Iterable[int], ps: Iterable[float], *, probl
         - ``pass_at_k`` by k: ``value``, the mean over problems with at least k samples (None without one), and
           ``problems``, their number.
         - ``fast_p`` by p: the share of all problems with a sample that is correct with a speedup above p (None without
-          a problem). A correct sample without a speedup counts for p = 0 only.
+          a problem), by the lower end of its 95 % interval where that is known. A correct sample without a speedup
+          counts for p = 0 only.
+        - ``fast_p_estimate`` by p: the same by the speedups themselves.
         - ``geometric_mean_speedup`` of the correct samples that have a speedup (None without one).
         - ``categories``: the number of samples by category.
     """
@@ -317,7 +320,8 @@ def scores_of(results: Results, ks: Iterable[int], ps: Iterable[float], *, probl
         "correct": sum(row["correctness"] for row in rows),
         "timed": len(speedups),
         "pass_at_k": {k: _mean_pass(tables, k) for k in ks},
-        "fast_p": {p: sum(_is_fast(table, p) for table in tables) / every if every else None for p in ps},
+        "fast_p": {p: _share(tables, every, p, _low) for p in ps},
+        "fast_p_estimate": {p: _share(tables, every, p, speedup_of) for p in ps},
         "geometric_mean_speedup": geometric_mean(speedups) if speedups else None,
         "categories": dict(Counter(row["metadata"].get("category", "unknown") for row in rows).most_common()),
     }
@@ -329,8 +333,15 @@ def _mean_pass(tables: Iterable[Sequence[Mapping[str, Any]]], k: int) -> dict[st
     return {"value": value, "problems": len(enough)}
 
 
-def _is_fast(table: Sequence[Mapping[str, Any]], p: float) -> bool:
-    return any(row["correctness"] and (speedup_of(row) or 0.0 if p else 1.0) > p for row in table)
+def _share(
+    tables: Sequence[Sequence[Mapping[str, Any]]], every: int, p: float, of: Callable[[Mapping[str, Any]], float | None]
+) -> float | None:
+    fast = sum(any(row["correctness"] and (of(row) or 0.0 if p else 1.0) > p for row in table) for table in tables)
+    return fast / every if every else None
+
+
+def _low(row: Mapping[str, Any]) -> float | None:
+    return row["metadata"].get("speedup_low") or speedup_of(row)
 
 
 def speedup_of(row: Mapping[str, Any]) -> float | None:

@@ -110,7 +110,7 @@ def result_for(
 
 
 #: The names of policies.
-Policy = Literal["inverse_runtime", "speedup", "bandwidth", "correctness"]
+Policy = Literal["inverse_runtime", "speedup", "speedup_estimate", "bandwidth", "correctness"]
 #: A policy's name, or a function that returns a score, or None if the kernel's quality is unknown.
 Score = Policy | Callable[[Verdict], float | None]
 
@@ -118,8 +118,8 @@ Score = Policy | Callable[[Verdict], float | None]
 def scorer(score: Score) -> Callable[[Verdict], float | None]:
     """Return the function for a policy.
 
-    A failed kernel scores 0. A correct one scores 1 / seconds under ``inverse_runtime``, its speedup over the
-    reference under ``speedup``, its share of the memory bandwidth under ``bandwidth`` (on a GPU: the time to read the
+    A failed kernel scores 0. A correct one scores 1 / seconds under ``inverse_runtime``, the lower end of its speedup's
+    95 % interval under ``speedup``, the speedup itself under ``speedup_estimate``, its share of the memory bandwidth under ``bandwidth`` (on a GPU: the time to read the
     inputs and write the outputs once, divided by its runtime), and 1 under ``correctness``. The score is None if it is
     unknown: the fleet or the problem failed, the evaluation was cancelled, expired or needs a GPU, or (except for
     ``correctness``) the kernel was not timed.
@@ -141,6 +141,8 @@ def _score(policy: Policy, verdict: Verdict) -> float | None:
         case "correctness":
             return 1.0
         case "speedup":
+            return verdict.speedup_interval[0] if verdict.speedup_interval else verdict.speedup
+        case "speedup_estimate":
             return verdict.speedup
         case "bandwidth":
             return floor.floor_ms / runtime if floor is not None and runtime else None

@@ -130,6 +130,12 @@ def test_curves_and_counts_ask_an_index(engine: Engine, known: list[UUID]) -> No
     assert sum(reports.outcomes(engine, problem_hash=mine).values()) == 3
     assert sum(reports.outcomes(engine, batch="b").values()) == 4
     assert reports.fast_p(engine, "b") == reports.FastP([4.0], 2)
+    change(
+        engine,
+        """UPDATE verdicts SET runtime = runtime || '{"low_ms": 0, "high_ms": 2, "median_ms": 1}',
+        baseline = baseline || '{"low_ms": 1, "high_ms": 1, "median_ms": 1}'""",
+    )
+    assert reports.fast_p(engine, "b") == reports.FastP([2.0], 2)
     state = reports.state_of(engine, batches=["b"], ids=known)
     assert state
     assert state.total == 4

@@ -161,6 +161,10 @@ def test_scores_of_a_run() -> None:
     known = {k: (one["value"], one["problems"]) for k, one in scores["pass_at_k"].items()}
     assert known == {1: (pytest.approx(2.5 / 3), 3), 2: (1.0, 1), 3: (None, 0)}
     assert scores["fast_p"] == {0.0: 0.75, 1.0: 0.5, 2.0: 0.25, 4.0: 0.0}
+    # A kernel that is faster within its error only is not faster.
+    results["1"][0]["metadata"]["speedup_low"] = 0.9
+    again = scores_of(results, [], [1.0], problems=4)
+    assert (again["fast_p"], again["fast_p_estimate"]) == ({1.0: 0.25}, {1.0: 0.5})
     assert scores["geometric_mean_speedup"] == pytest.approx((2.0 * 0.5 * 4.0) ** (1 / 3))
     assert scores["categories"] == {"passed": 3, "wrong_values": 1}
 
@@ -180,13 +184,18 @@ def test_gpu_types_are_lanes() -> None:
             lane_of(gpu_type)
 
 
-POLICIES = ("inverse_runtime", "speedup", "bandwidth", "correctness")
+POLICIES = ("inverse_runtime", "speedup", "speedup_estimate", "bandwidth", "correctness")
 
 
 def test_scores_of_verdicts() -> None:
     """The named policies give no score for a failure of the fleet and 0 for the kernel's."""
     right = verdict(runtime=measurement(2.0), baseline=measurement(3.0))
     assert [scorer(name)(right) for name in ("inverse_runtime", "speedup", "correctness")] == [500.0, 1.5, 1.0]
+    times = (
+        measurement(ms).model_copy(update={"low_ms": low, "high_ms": high}) for ms, low, high in ((2, 1, 3), (3, 3, 3))
+    )
+    rough = verdict(runtime=next(times), baseline=next(times))
+    assert (scorer("speedup")(rough), scorer("speedup_estimate")(rough)) == (1.0, 1.5)
     for category in (Category.COMPILE_ERROR, Category.WRONG_VALUES, Category.REWARD_HACK):
         assert {scorer(name)(verdict(category)) for name in POLICIES} == {0.0}
     for category in (Category.WORKER_LOST, Category.REFERENCE_ERROR, Category.EXPIRED):

@@ -17,7 +17,8 @@ from sqlalchemy.sql.selectable import Subquery
 from kqueue.categories import Blame, Category
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN, no_trial
-from kqueue.store.models import Evaluation, Summary
+from kqueue.store.models import Evaluation, Summary, Verdict
+from kqueue.store.reports.listing import INTERVAL
 
 #: Categories of correct kernels.
 RIGHT: Final = [category for category in Category if category.blame is Blame.NONE]
@@ -52,7 +53,7 @@ class FastP:
     """The data of KernelBench's fast_p of a batch.
 
     Attributes:
-        speedups: the speedup of the best correct kernel of each problem that has one, ascending. 0 if not timed.
+        speedups: the highest lower bound of a speedup, of each problem with a correct kernel, ascending. 0 if not timed.
         problems: the number of all problems of the batch.
     """
 
@@ -102,9 +103,14 @@ def best_so_far(engine: Engine, problem_hash: str, *, limit: int = 20_000) -> li
 
 
 def fast_p(engine: Engine, batch: str) -> FastP:
-    """Return the highest speedups of correct kernels of a batch by problem, and the number of its problems."""
-    right = case((Summary.category.in_(RIGHT), func.coalesce(Summary.speedup, 0.0)))
+    """Return the highest speedups of correct kernels of a batch by problem, and the number of its problems.
+
+    A speedup counts by the lower end of its interval where that is known, so that no kernel is faster than itself.
+    """
+    low = func.coalesce(INTERVAL["speedup_low"], Summary.speedup, 0.0)
+    right = case((Summary.category.in_(RIGHT), low))
     ended = select(Summary.problem_hash, right.label("best")).where(Summary.batch == batch)
+    ended = ended.join(Verdict, Verdict.evaluation_id == Summary.evaluation_id)
     waiting = select(Evaluation.problem_hash, null().cast(Double)).where(OPEN, Evaluation.batch == batch).distinct()
     every = union_all(ended, waiting).subquery()
     with transaction(engine) as connection:
