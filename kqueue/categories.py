@@ -130,7 +130,7 @@ _MEANINGS: Final[dict[tuple[Blame, bool | None, bool | None], dict[Category, str
         Category.SYNTAX_ERROR: "The kernel's source is not valid Python.",
         Category.ENTRY_POINT_MISSING: "The source defines no class `ModelNew` derived from `torch.nn.Module`.",
         Category.IMPORT_ERROR: "Importing the source raised an exception.",
-        Category.REJECTED_BY_POLICY: "A policy of the evaluation rejected the kernel, for its source or for its answers.",
+        Category.REJECTED_BY_POLICY: "A policy of the evaluation rejected the kernel for its source or its answers.",
         Category.COMPILE_ERROR: "A compiler (nvcc, the C++ compiler, Triton, NVRTC) rejected the kernel.",
         Category.COMPILE_TIMEOUT: "Compilation exceeded its deadline.",
     },

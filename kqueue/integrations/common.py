@@ -119,10 +119,10 @@ def scorer(score: Score) -> Callable[[Verdict], float | None]:
     """Return the function for a policy.
 
     A failed kernel scores 0. A correct one scores 1 / seconds under ``inverse_runtime``, the lower end of its speedup's
-    95 % interval under ``speedup``, the speedup itself under ``speedup_estimate``, its share of the memory bandwidth under ``bandwidth`` (on a GPU: the time to read the
-    inputs and write the outputs once, divided by its runtime), and 1 under ``correctness``. The score is None if it is
-    unknown: the fleet or the problem failed, the evaluation was cancelled, expired or needs a GPU, or (except for
-    ``correctness``) the kernel was not timed.
+    95 % interval under ``speedup``, the speedup itself under ``speedup_estimate``, its share of the memory bandwidth
+    under ``bandwidth`` (on a GPU: the time to read the inputs and write the outputs once, divided by its runtime), and
+    1 under ``correctness``. The score is None if it is unknown: the fleet or the problem failed, the evaluation was
+    cancelled, expired or needs a GPU, or (except for ``correctness``) the kernel was not timed.
     """
     if callable(score):
         return score

@@ -53,7 +53,7 @@ class FastP:
     """The data of KernelBench's fast_p of a batch.
 
     Attributes:
-        speedups: the highest lower bound of a speedup, of each problem with a correct kernel, ascending. 0 if not timed.
+        speedups: the best lower bound of a speedup of each problem with a correct kernel, ascending. 0 if not timed.
         problems: the number of all problems of the batch.
     """
 
