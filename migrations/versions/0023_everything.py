@@ -891,7 +891,8 @@ CREATE VIEW best_verdicts WITH (security_invoker = true) AS
         LATERAL (SELECT {error} FROM (SELECT v.runtime AS of) AS one) AS m (error),
         LATERAL (SELECT {error} FROM (SELECT v.baseline AS of) AS one) AS b (error)
         WHERE NOT e.probe AND v.category = 'passed' AND v.runtime_ms IS NOT NULL AND v.reused_from IS NULL
-            AND v.runtime ->> 'purpose' IS DISTINCT FROM 'train' AND {schema}.kqueue_rules(e.settings, '{usual}') = '{{}}'
+            AND v.runtime ->> 'purpose' IS DISTINCT FROM 'train'
+            AND {schema}.kqueue_rules(e.settings, '{usual}') = '{{}}'
             AND coalesce(e.batch !~ '^(autopsy|duel|tune)-' AND e.batch NOT IN (
                 SELECT name FROM search_runs WHERE plan ->> 'algorithm' IN ('tune', 'tournament')), true)
         WINDOW alike AS (PARTITION BY e.problem_hash, e.kernel_hash, e.settings ->> 'precision', n.device)
