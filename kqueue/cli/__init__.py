@@ -123,7 +123,7 @@ _COMMANDS: Final[dict[str, str]] = {
     "kernelbench": "kernelbench:kernelbench", "rejudge": "rejudge:rejudge", "autopsy": "examine:autopsy",
     "sanitize": "examine:sanitize", "profile": "examine:profile", "status": "status:status", "show": "show:show",
     "results": "results:results", "compare": "results:compare", "cancel": "results:cancel", "cost": "results:cost",
-    "export": "export:export", "logs": "show:logs", "plot": "plot:plot", "diff": "show:diff",
+    "logs": "show:logs", "plot": "plot:plot", "diff": "show:diff",
     "receipt": "receipts:receipt", "verify": "receipts:verify", "replay": "receipts:replay", "up": "fleet:up",
     "down": "fleet:down", "worker": "fleet:worker", "top": "status:top", "pytest": "pytest:pytest",
     "serve": "operate:serve", "open": "operate:open_", "mcp": "operate:mcp", "sweep": "operate:sweep",

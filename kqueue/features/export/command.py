@@ -39,7 +39,8 @@ def export(
     before = None if until is None else figures.since(until, "--until")
     if owner is not None:
         options.check_owner(owner)
-    from kqueue import dataset, parquet
+    from kqueue import parquet
+    from kqueue.features.export import dataset
 
     parquet.require()
     with reading("export", owner) as read, make_bar(quiet=as_json) as bar:
