@@ -14,13 +14,14 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from kqueue.categories import Blame
 from kqueue.errors import UnknownEvaluation
-from kqueue.http import dialects, failures, tasks
+from kqueue.features.eval_server import dialects, server, tasks
+from kqueue.features.eval_server.dialects import RESPONSES, IdempotencyKey, KernelRequest
+from kqueue.features.eval_server.server import KernelExecResult, result_of
+from kqueue.features.eval_server.tasks import TaskRequest, TaskResult
+from kqueue.http import failures
 from kqueue.http.auth import Caller, Reader, Submitter
 from kqueue.http.devices import CurrentFleet, View
-from kqueue.http.dialects import RESPONSES, IdempotencyKey, KernelRequest
-from kqueue.http.eval_server import KernelExecResult, result_of
 from kqueue.http.gateway import CurrentGateway, Gateway
-from kqueue.http.tasks import TaskRequest, TaskResult
 from kqueue.states import EvaluationState
 from kqueue.store import reports
 from kqueue.store.reports import Progress
@@ -235,3 +236,9 @@ def _given(label: str | None, prefix: str) -> int | str | None:
     if match is None:
         return None
     return int(match[1]) if match[1].isdecimal() else match[1]
+
+
+#: The routes of all drop-ins.
+forms: Final = APIRouter()
+for _router in (server.router, router, tasks.router):
+    forms.include_router(_router)

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from kqueue import backends, kernelbench
 from kqueue.categories import Blame
 from kqueue.contract import Verdict
-from kqueue.http import dialects
+from kqueue.features.eval_server import dialects
+from kqueue.features.eval_server.dialects import RESPONSES, IdempotencyKey, KernelRequest
 from kqueue.http.auth import Anybody, Reader, Submitter
 from kqueue.http.devices import CurrentFleet, Device, View
-from kqueue.http.dialects import RESPONSES, IdempotencyKey, KernelRequest
 from kqueue.http.gateway import CurrentGateway, Gateway
 from kqueue.states import EvaluationState
 from kqueue.store import gpus, reports

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
-from kqueue.http.eval_server import EvalRequest
+from kqueue.features.eval_server.server import EvalRequest
 from tests.samples import ended
 from tests.store.steps import change
 from tests.waiting import until

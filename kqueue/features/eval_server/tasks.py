@@ -1,7 +1,7 @@
 """KernelGYM's form of the job routes: its client posts a task, polls the status and reads the result.
 
-A task is an evaluation with an id that its client chose. ``POST /evaluate`` accepts this form and the form of
-:mod:`kqueue.http.jobs`. ``/evaluate/batch`` accepts several tasks, and ``/workflow/submit`` one in an envelope.
+A task is an evaluation with an id that its client chose. ``POST /evaluate`` accepts this form and the form of ``jobs``.
+``/evaluate/batch`` accepts several tasks, and ``/workflow/submit`` one in an envelope.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Bounded, Policy, Verdict
 from kqueue.errors import InvalidRequest, UnknownEvaluation
 from kqueue.evidence import Hack, Measurement
-from kqueue.http import dialects
+from kqueue.features.eval_server import dialects
+from kqueue.features.eval_server.dialects import RESPONSES, KernelRequest
+from kqueue.features.eval_server.server import result_of
 from kqueue.http.auth import Caller, Reader, Submitter
 from kqueue.http.devices import CurrentFleet, View
-from kqueue.http.dialects import RESPONSES, KernelRequest
-from kqueue.http.eval_server import result_of
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import CurrentGateway, Gateway
 from kqueue.states import EvaluationState, Priority, Purpose

@@ -1,0 +1,1 @@
+from tests.http.conftest import *  # noqa: F403
