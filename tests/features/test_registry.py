@@ -27,7 +27,7 @@ class Methods:
         return "wink"
 
 MINE = Feature(
-    name="mine", commands=(Command("greet", "third:greet", "watch"), Command("show", "third:greet", "judge")),
+    name="mine", commands=(Command("greet", "third:greet", "wait"), Command("show", "third:greet", "judge")),
     router="third:router", client="third:Methods", names={"greet": "third"}, trials=("mine-",),
 )
 """
@@ -40,7 +40,7 @@ from kqueue.http.app import create_app
 
 root = typer.main.get_command(app)
 names = root.list_commands(None)
-assert names[names.index("watch") + 1] == "greet", names
+assert names[names.index("wait") + 1] == "greet", names
 assert root.get_command(None, "show").help.startswith("Show one evaluation."), "a feature replaced a command"
 assert "/v1/mine" in create_app(load(database_url="postgresql+psycopg://nowhere/none")).openapi()["paths"]
 assert kqueue.Client.wink(None) == "wink"

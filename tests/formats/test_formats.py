@@ -12,10 +12,11 @@ import pytest
 from pyarrow import Table, parquet
 
 from kqueue import formats
-from kqueue.cli import kernelbench, main, sources
+from kqueue.cli import main, sources
 from kqueue.config import load
 from kqueue.contract import Outcome
 from kqueue.errors import InvalidRequest
+from kqueue.features.kernelbench import command
 from kqueue.formats.traces import traces_of
 from kqueue.judging import LocalJudge
 from tests.formats import sets
@@ -146,7 +147,7 @@ def test_the_command_lists_and_writes(tmp_path: Path, monkeypatch: Any, capsys: 
     source = formats.one(root, "scale").source
     assert (tmp_path / "out" / "scale.py").read_text() == source
     generations = sets.write(tmp_path / "run", {f"level_1_problem_{rows['scale']['number']}_sample_0_kernel.py": "x"})
-    _, samples, _ = kernelbench._find(generations, root, None)
+    _, samples, _ = command._find(generations, root, None)
     assert [sample.problem["problem"] for sample in samples] == [source]
     assert sources.read_problem(f"{root}#scale") == {"problem": source, "problem_label": "scale"}
     [entry] = sources.from_kernels([root / "scale" / "submission.py"], {"problem": source})

@@ -14,16 +14,17 @@ from uuid import uuid4
 
 import typer
 
-from kqueue.cli import options, resuming
+from kqueue.cli import options
 from kqueue.cli.render import emit, print_table, progress, say
 from kqueue.cli.sources import merged
 from kqueue.errors import ConfigError, InvalidRequest
+from kqueue.features.kernelbench import resuming
 from kqueue.figures import ratio, speedup
 from kqueue.text import cell, one_line
 
 if TYPE_CHECKING:
-    from kqueue.claims import Claim, Ruled
     from kqueue.contract import Request, Verdict
+    from kqueue.features.rejudge.claims import Claim, Ruled
     from kqueue.formats import Refused
 
 #: Speedup above which a kernel counts as faster than its reference.
@@ -50,8 +51,8 @@ def rejudge(
     as_json: options.Json = False,
 ) -> None:
     """Judge published kernels again and compare the speedups with the claims. Run it again to resume."""
-    from kqueue import claims as published
     from kqueue.client import connect
+    from kqueue.features.rejudge import claims as published
     from kqueue.profiles import Protocol
 
     if profile is not None and profile not in list(Protocol):
@@ -138,7 +139,7 @@ def _draw(file: Path, name: str, rows: Sequence[Ruled]) -> str:
 
 def _report(profile: str, rows: Sequence[Ruled]) -> Iterator[str]:
     """Yield the parts of the report on the claims in Markdown."""
-    from kqueue.claims import Ruling
+    from kqueue.features.rejudge.claims import Ruling
 
     devices = ", ".join(sorted({one.device for one in rows if one.device})) or "no device"
     yield (
@@ -162,7 +163,7 @@ def _report(profile: str, rows: Sequence[Ruled]) -> Iterator[str]:
 
 def _counts(rows: Sequence[Ruled]) -> Iterator[tuple[str, int]]:
     """Yield the number of claims with each result, and with each rule of the strict comparison."""
-    from kqueue.claims import Ruling
+    from kqueue.features.rejudge.claims import Ruling
 
     for kind in Ruling:
         some = [one for one in rows if one.ruling is kind]

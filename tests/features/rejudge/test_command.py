@@ -13,11 +13,11 @@ import pytest
 from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
-from kqueue.claims import read
 from kqueue.client import Client
 from kqueue.config import load
 from kqueue.contract import Outcome, Request, Settings
 from kqueue.errors import InvalidRequest
+from kqueue.features.rejudge.claims import read
 from kqueue.judging import LocalJudge
 from kqueue.profiles import Protocol
 from tests.cli.command import Cli, Judgement

@@ -20,9 +20,9 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Verdict
 from kqueue.errors import InvalidRequest, LaneUnavailable
 from kqueue.evidence import Severity
+from kqueue.features.kernelbench.runs import generations, problems_of, results_of, speedup_of
 from kqueue.formats import common
 from kqueue.formats.common import Refused
-from kqueue.kernelbench import generations, problems_of, results_of, speedup_of
 from kqueue.profiles import Protocol
 
 #: Outcomes of a limit that the authors' own machines did not have. They do not refute a claim.

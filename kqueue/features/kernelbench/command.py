@@ -19,11 +19,12 @@ from uuid import uuid4
 import typer
 
 from kqueue.categories import Category
-from kqueue.cli import options, owners, resuming
+from kqueue.cli import options, owners
 from kqueue.cli.render import Columns, category_text, emit, print_table, progress, say, table, write_json
-from kqueue.cli.resuming import INCOMPLETE
 from kqueue.cli.sources import adapted, read_problem
 from kqueue.errors import InvalidRequest
+from kqueue.features.kernelbench import resuming
+from kqueue.features.kernelbench.resuming import INCOMPLETE
 from kqueue.figures import ratio
 from kqueue.files import read_bytes
 
@@ -75,7 +76,7 @@ def kernelbench(
 ) -> None:
     """Judge and score a folder of KernelBench generations. Run it again to resume an interrupted run."""
     from kqueue.client import connect
-    from kqueue.kernelbench import scores_of
+    from kqueue.features.kernelbench.runs import scores_of
 
     ks, ps = _numbers(k, "--k", int), _numbers(p, "--p", float)
     level, samples, bad = _find(generations, problems, level)
@@ -214,7 +215,7 @@ class _Run:
 
 def _judge(client: Client, todo: Sequence[_Work], run: _Run) -> list[tuple[str, str]]:
     """Judge the samples. Return the names of samples without a result, each with the reason."""
-    from kqueue.kernelbench import row_of
+    from kqueue.features.kernelbench.runs import row_of
 
     left_out: list[tuple[str, str]] = []
     with progress(len(todo), quiet=False) as advance:
@@ -237,10 +238,10 @@ def _find(generations: Path, problems: Path, level: int | None) -> tuple[int, li
     for folder, option in ((generations, "--generations"), (problems, "--problems")):
         if not folder.is_dir():
             raise InvalidRequest(f"{option} {folder}: no such folder")
-    from kqueue import kernelbench
+    from kqueue.features.kernelbench import runs
 
     named: dict[int, list[tuple[int, int, Path]]] = {}
-    known = dict(kernelbench.generations(generations))
+    known = dict(runs.generations(generations))
     for path, (at, problem_id, sample_id) in known.items():
         named.setdefault(at, []).append((problem_id, sample_id, path))
     bad = [
@@ -255,7 +256,7 @@ def _find(generations: Path, problems: Path, level: int | None) -> tuple[int, li
     if chosen is None or chosen not in named:
         suffix = "" if level is None else f" of level {level}"
         raise InvalidRequest(f"--generations {generations}: no level_L_problem_P_sample_S_kernel.py{suffix}")
-    by_number = _set(problems) or kernelbench.problems_of(problems, chosen)
+    by_number = _set(problems) or runs.problems_of(problems, chosen)
     samples: list[_Sample] = []
     for problem_id, sample_id, path in sorted(named[chosen]):
         match by_number.get(problem_id, []):
@@ -285,7 +286,7 @@ def _set(folder: Path) -> Mapping[int, Sequence[Path | Problem]]:
 
 def _read(file: Path, level: int, asked: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Read the results of this command or of KernelBench's scripts."""
-    from kqueue.kernelbench import results_of
+    from kqueue.features.kernelbench.runs import results_of
 
     try:
         results = results_of(file)
@@ -320,7 +321,7 @@ def _refused(sample: _Sample, why: str) -> dict[str, Any]:
 
 def _pass_at_k_file(results: dict[str, list[dict[str, Any]]], ks: Sequence[int]) -> dict[str, Any]:
     """Return pass@k in the format of KernelBench's scripts."""
-    from kqueue.kernelbench import pass_at_k, scores_of
+    from kqueue.features.kernelbench.runs import pass_at_k, scores_of
 
     scores = scores_of(results, ks, ())
     problems = {

@@ -1,0 +1,1 @@
+from tests.integrations.conftest import *  # noqa: F403
