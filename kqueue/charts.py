@@ -274,11 +274,7 @@ Chart = BestSoFar | Leaderboard | Categories | FastP | Times | SearchCurve | Imp
 def render(chart: Chart, *, theme: Theme = Theme.LIGHT, form: Form = Form.SVG) -> bytes:
     """Draw a chart. The same chart gives the same bytes under one version of matplotlib.
 
-    Args:
-        chart: the chart. If it is empty, the picture says so.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
+    If the chart is empty, the picture says so. Raise ConfigError if matplotlib is not installed.
     """
     try:
         import matplotlib as mpl

@@ -80,10 +80,8 @@ class Shape(BaseModel):
 def read(source: str) -> tuple[Shape, ...]:
     """Return the shapes that a problem names: those that are held out last. Return none if it names none.
 
-    A source that is not valid Python names none.
-
-    Raises:
-        InvalidRequest: they are malformed. The message says how to write them.
+    A source that is not valid Python names none. The message of an InvalidRequest for malformed ones says how to write
+    them.
     """
     elements = _elements(source)
     shapes = [shape for _, shape in elements]
@@ -109,10 +107,8 @@ def read(source: str) -> tuple[Shape, ...]:
 def problem_of(source: str, shape: Shape) -> str:
     """Return the source of the problem that has one of the shapes of :func:`read` only.
 
-    Lines keep their numbers.
-
-    Raises:
-        InvalidRequest: neither ``get_inputs`` nor ``get_init_inputs`` takes an argument of the shape.
+    Lines keep their numbers. Raise InvalidRequest if neither ``get_inputs`` nor ``get_init_inputs`` takes an argument
+    of the shape.
     """
     functions = {node.name: node for node in _body(source) if isinstance(node, ast.FunctionDef)}
     # A maker of inputs that is no plain function is not read: it gets all arguments.

@@ -47,8 +47,7 @@ async def dissect(autopsy: Autopsy, judge: Judge, budget_s: float) -> Report:
 def by_fleet(autopsy: Autopsy, client: Client, budget_s: float, on_round: OnRound) -> Report:
     """Run an autopsy on a fleet, with several problems judged concurrently. No evaluation continues after it.
 
-    Raises:
-        WaitTimeout: the failure was not given, and no verdict came in ``budget_s`` seconds.
+    Raise WaitTimeout if the failure was not given and no verdict came in ``budget_s`` seconds.
     """
     deadline = time.monotonic() + budget_s
 

@@ -182,12 +182,9 @@ class Examined:
     assignments: Assignments = None
 
     def find(self, command: str, what: str | None = None) -> Subject:
-        """Return the kernel.
+        """Return the named kernel, or ``what`` of its problem.
 
-        Args:
-            command: name of the command. Its evaluations are in the batch of this name and the examined evaluation's
-                id.
-            what: another kernel of the problem, or None for the named one.
+        Its evaluations are in the batch of the command's name and the examined evaluation's id.
         """
         what = what or self.what
         if self.problem is None:

@@ -93,9 +93,8 @@ class Erased:
 def erase(engine: Engine, owner: str, *, cancel: Callable[[UUID], object], patience_s: float = 0.0) -> Erased:
     """Revoke an owner's tokens, cancel its evaluations, erase its finished work, and log the numbers.
 
-    Args:
-        cancel: cancels an evaluation, and stops it if it runs.
-        patience_s: seconds to wait until workers have ended its evaluations.
+    ``cancel`` cancels an evaluation, and stops it if it runs. The end of evaluations is awaited for ``patience_s``
+    seconds.
     """
     whose = select(Token.id).where(Token.owner == owner)
     with transaction(engine) as connection:

@@ -88,16 +88,13 @@ async def accept(
     """Return the evaluation for a request, and True if it existed before.
 
     A new evaluation judges the kernel again if the request has a key or ``finished_counts`` is False. Otherwise it can
-    reuse the verdict of any caller's equal evaluation.
+    reuse the verdict of any caller's equal evaluation. Raise an HttpError 503 if no live worker can judge the request,
+    409 if the key belongs to another one, and 403 and 429 of :meth:`Gateway.submit`.
 
     Args:
         key: requests with the same key share one evaluation. Without a key, equal requests share one.
         stands_s: seconds for which the answer is returned again without a key, or None for no limit.
         finished_counts: False to make a new evaluation if the earlier one has its verdict.
-
-    Raises:
-        HttpError: 503, no live worker can judge the request. 409, the key belongs to another request. 403 and 429 of
-            :meth:`Gateway.submit`.
     """
     request = upper_limits.apply(request, caller.limits)
     name = key if key is not None else request.model_dump_json()

@@ -53,19 +53,9 @@ def export(
 ) -> Iterator[tuple[int, int]]:
     """Write finished evaluations to a folder, or continue an interrupted export.
 
-    Args:
-        read: calls the reports.
-        wanted: the conditions in words and the times. An interrupted export must have the same conditions, and keeps
-            its times.
-        rows: number of rows of a file.
-        filters: the conditions on the evaluations, as for :func:`~kqueue.store.reports.trajectories`.
-
-    Yields:
-        The numbers of rows and files so far, after each file and at the end.
-
-    Raises:
-        InvalidRequest: the folder cannot be used, or no evaluation matches.
-        ConfigError: pyarrow is not installed.
+    ``read`` calls the reports. ``wanted`` has the conditions in words and the times: an interrupted export must have
+    the same conditions, and keeps its times. Each file has ``rows`` rows. Yield the numbers of rows and files so far,
+    after each file and at the end. Raise InvalidRequest if the folder cannot be used, or no evaluation matches.
     """
     state = _begun(folder, wanted.conditions)
     if state is None:

@@ -25,11 +25,8 @@ def judge(
 ) -> Iterator[tuple[str, Verdict | InvalidRequest]]:
     """Submit requests. Yield the name of each with its verdict as it arrives, or with the error if it is refused.
 
-    Evaluations that an earlier run submitted are found by their keys. Kernels without a result are judged again.
-
-    Args:
-        token: prefix of the idempotency keys, the same as in the earlier run.
-        requests: the requests by name, of which no two are the same.
+    Evaluations that an earlier run submitted are found by their keys, which begin with ``token``. Kernels without a
+    result are judged again. No two requests are the same.
     """
     fruitless, todo = 0, list(requests)  # each has had this number of evaluations that gave no result
     try:

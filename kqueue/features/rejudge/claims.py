@@ -118,9 +118,8 @@ class Ruled:
 def rule(claim: Claim, result: Verdict | InvalidRequest | None) -> Ruled:
     """Return the result for a claim.
 
-    Args:
-        result: a verdict that has the row of exactly one profile, the error of a refused request, or None if there is
-            no verdict yet.
+    ``result`` is a verdict with the row of exactly one profile, the error of a refused request, or None without a
+    verdict.
     """
     if not isinstance(result, Verdict):
         why = "no verdict" if result is None else str(result)
@@ -185,11 +184,8 @@ def _strict_rule(verdict: Verdict) -> str:
 def read(path: Path, problems: Path | None = None) -> Claims:
     """Read a set of claims: a file, or a folder with files of one format or with a run of KernelBench.
 
-    Args:
-        problems: the folder of KernelBench's problems, for a run of KernelBench.
-
-    Raises:
-        InvalidRequest: the path has no claims in a known format. The message names the place and the remedy.
+    ``problems`` is the folder of the problems of a run of KernelBench. Raise an InvalidRequest that names the place and
+    the remedy if the path has no claims in a known format.
     """
     if path.is_dir() and any(generations(path)):
         if problems is None:

@@ -101,12 +101,7 @@ class Halving:
         """Return the next batch, or None if the run is complete.
 
         The run also ends when a result of the original is unknown, because nothing can then be compared with it.
-
-        Args:
-            results: the complete results of all batches so far.
-
-        Raises:
-            ConfigError: Optuna is not installed.
+        ``results`` are the complete results of all batches so far. Raise ConfigError if Optuna is not installed.
         """
         rungs = self.rungs()
         if not results:
@@ -156,8 +151,7 @@ class Halving:
     def winner(self, results: Sequence[Result], confirmed: bool | None = None) -> Winner | None:
         """Return the winner so far. Return None if no kernel passed, or if a result of the original is unknown.
 
-        Args:
-            confirmed: True if the challenger won the duel with the original, or None without a duel.
+        ``confirmed`` is True if the challenger won the duel with the original, or None without a duel.
         """
         if unknown(results):
             return None
@@ -289,11 +283,7 @@ def unknown(results: Iterable[Result]) -> bool:
 
 
 def load_optuna() -> Any:
-    """Return the module ``optuna`` with its logging limited to errors.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Return the module ``optuna`` with its logging limited to errors. Raise ConfigError if it is not installed."""
     try:
         optuna = importlib.import_module("optuna")
     except ImportError as error:

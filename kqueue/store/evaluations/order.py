@@ -202,10 +202,7 @@ def upcoming(engine: Engine, slots: Mapping[str, int]) -> dict[str, list[Next]]:
     """Return the next evaluations of each lane in order, as many as its window holds.
 
     Evaluations with earlier attempts are extra, up to as many again, because the free worker might have to refuse them.
-    Lanes without waiting evaluations are omitted.
-
-    Args:
-        slots: the number of live workers of each lane.
+    Lanes without waiting evaluations are omitted. ``slots`` is the number of live workers of each lane.
     """
     most = max(map(window, (0, *slots.values())))
     heads: defaultdict[str, list[Next]] = defaultdict(list)
@@ -259,10 +256,7 @@ def charge(closed: CTE) -> CTE:
     """Return the part of a statement that charges an attempt's seconds to its producer.
 
     An attempt that could not be ended while Postgres was unavailable counts until its lease expired. Probes have no
-    producer and are not charged.
-
-    Args:
-        closed: the part that ends the attempt and returns its columns.
+    producer and are not charged. ``closed`` is the part that ends the attempt and returns its columns.
     """
     until = func.least(closed.c.ended_at, closed.c.lease_until)
     seconds = cast(func.greatest(0.0, func.extract("epoch", until - closed.c.started_at)), Double)
