@@ -1,1 +1,1 @@
-from tests.http.conftest import *  # noqa: F403
+from tests.http.fixtures import *  # noqa: F403

@@ -1,1 +1,1 @@
-from tests.integrations.conftest import *  # noqa: F403
+from tests.integrations.fixtures import *  # noqa: F403
