@@ -283,7 +283,8 @@ def publish(app: Celery, messages: Sequence[Message]) -> None:
             # not tried again.
             if is_wrong_type(fault := _root(error)):
                 for lane in {message.lane for message in messages}:
-                    _mend_queue(app, lane)
+                    with app.pool.acquire(block=True) as connection:
+                        mend(connection.default_channel.client, queue(lane).name, "list")
             elif not isinstance(fault, RedisConnectionError | ConnectionError):
                 raise
             _publish(app, messages)
@@ -325,11 +326,6 @@ def mend(client: Any, key: str, kind: str) -> None:
         pipe.delete(key)
         pipe.execute()
         _log.warning("a forged key was removed from Redis: %s is a %s and must be a %s", ascii(key), key_type, kind)
-
-
-def _mend_queue(app: Celery, lane: str) -> None:
-    with app.pool.acquire(block=True) as connection:
-        mend(connection.default_channel.client, queue(lane).name, "list")
 
 
 def is_wrong_type(error: BaseException) -> bool:

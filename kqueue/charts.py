@@ -288,8 +288,13 @@ def render(chart: Chart, *, theme: Theme = Theme.LIGHT, form: Form = Form.SVG) -
     with _GLOBALS, mpl.rc_context(settings), warnings.catch_warnings():
         # A label can have characters that no installed font has. They are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(layout="constrained")
-        _draw(figure, chart)
+        figure: Any = Figure(layout="constrained")
+        axes = figure.subplots()
+        axes.set_title(short(chart.title, _TITLE))
+        if not _DRAWN[type(chart)](chart, axes):
+            axes.set_axis_off()
+            where = {"transform": axes.transAxes, "ha": "center", "va": "center"}
+            axes.text(0.5, 0.5, "nothing to show yet", color=_of(_QUIET), **where)
         figure.savefig(held, format=form.value, dpi=_DOTS_PER_INCH, metadata=none | {"Title": one_line(chart.title)})
     return held.getvalue()
 
@@ -337,17 +342,6 @@ def _settings(theme: Theme) -> dict[str, Any]:
         "xtick.labelcolor": secondary,
         "ytick.labelcolor": text,
     }
-
-
-def _draw(figure: Any, chart: Chart) -> None:
-    """Draw a chart on a figure, under the theme's settings."""
-    axes = figure.subplots()
-    axes.set_title(short(chart.title, _TITLE))
-    if not _DRAWN[type(chart)](chart, axes):
-        axes.set_axis_off()
-        axes.text(
-            0.5, 0.5, "nothing to show yet", transform=axes.transAxes, ha="center", va="center", color=_of(_QUIET)
-        )
 
 
 def _best_so_far(chart: BestSoFar, axes: Any) -> bool:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from kqueue.autopsy.shrink import Autopsy
     from kqueue.cli.options import Subject
     from kqueue.contract import Request, Result, Sanitizer
-    from kqueue.evidence import Profile
     from kqueue.examinations import Requests
 
 #: Exit statuses for findings, and for an incomplete run of a tool.
@@ -108,7 +107,9 @@ def profile(
     if len(counted) < len(subjects):
         raise typer.Exit(_INCOMPLETE)
     if out is not None:
-        roofline = examinations.roofline("Roofline", _named(names, counted))
+        if len(set(names)) < len(names):
+            names = [f"{index}: {name}" for index, name in enumerate(names, 1)]
+        roofline = examinations.roofline("Roofline", dict(zip(names, counted, strict=True)))
         write_picture(Path(out), charts.render(roofline, form=form))
 
 
@@ -154,13 +155,6 @@ def _run(requests: Requests, judge: Callable[[Request], Result]) -> tuple[Reques
             request = requests.send(result)
         except StopIteration:
             return request, result
-
-
-def _named(names: Sequence[str], profiles: Sequence[Profile]) -> dict[str, Profile]:
-    """Return profiles by the kernels' names. Equal names get numbers."""
-    if len(set(names)) < len(names):
-        names = [f"{index}: {name}" for index, name in enumerate(names, 1)]
-    return dict(zip(names, profiles, strict=True))
 
 
 def _profiled(result: Result) -> dict[str, Any]:

@@ -120,15 +120,11 @@ class Halving:
             # Optuna's pruners are not used: they decide on each trial when it is reported, against earlier trials only.
             # SuccessiveHalvingPruner promotes a grid whole whose scores ascend, with twice the timed calls.
             return [Entry(one, due[0]) for one in promoted(best, self.finalists)]
-        return self._last(best[: self.finalists])
-
-    def _last(self, finalists: Sequence[Config]) -> list[Entry] | None:
-        if not finalists:
-            return None
         # The finalists take turns, so that a busy minute slows all of them.
-        return [
-            Entry(one, self.calls, repeat) for repeat in range(1, self.repeats + 1) for one in (ORIGINAL, *finalists)
-        ]
+        last_ones = (ORIGINAL, *best[: self.finalists])
+        return (
+            [Entry(one, self.calls, turn) for turn in range(1, self.repeats + 1) for one in last_ones] if best else None
+        )
 
     def challenger(self, results: Sequence[Result]) -> Config | None:
         """Return the configuration with the best median in the last comparison. None if it is the only one there."""

@@ -212,10 +212,10 @@ def upcoming(engine: Engine, slots: Mapping[str, int]) -> dict[str, list[Next]]:
             head = Next(row.id, priority, row.producer, row.submitted_at, row.attempts, row.published)
             heads[row.lane].append(head)
         _leave_out(heads, room(connection))
-        contested = any(_contested(waiting) for waiting in heads.values())
+        contested = any(len({(one.priority, one.producer) for one in waiting}) > 1 for waiting in heads.values())
         shares = read_shares(connection) if contested else defaultdict(Shares)
     return {
-        lane: list(_merged(waiting, deepcopy(shares[_resource(lane)]), window(slots.get(lane, 0))))
+        lane: list(_merged(waiting, deepcopy(shares[lane.partition(".")[0]]), window(slots.get(lane, 0))))
         for lane, waiting in heads.items()
     }
 
@@ -278,15 +278,6 @@ def _leave_out(heads: Mapping[str, list[Next]], left: dict[str, int]) -> None:
                 waiting.remove(one)
             elif one.producer in left:
                 left[one.producer] -= 1
-
-
-def _resource(lane: str) -> str:
-    return lane.partition(".")[0]
-
-
-def _contested(waiting: Iterable[Next]) -> bool:
-    """Return True if evaluations of more than one priority or producer wait."""
-    return len({(one.priority, one.producer) for one in waiting}) > 1
 
 
 def _merged(waiting: Iterable[Next], shares: Shares, most: int) -> Iterator[Next]:

@@ -101,7 +101,8 @@ def search(engine: Engine, asked: str, where: Where, *, limit: int = 20) -> list
         if where is Where.KERNELS:
             keys |= _keys(engine, _latest_kernels(asked, limit))
         else:
-            keys |= _keys(engine, _by_index(where), wanted)
+            key, at, _ = _TEXTS[where]
+            keys |= _keys(engine, select(key, at).where(*_conditions(where)).limit(_LOOKED_AT), wanted)
             if len(keys) == _LOOKED_AT:
                 keys |= _keys(engine, _latest(where), wanted)
     except DatabaseUnavailable as error:
@@ -126,11 +127,6 @@ def _public(hit: Hit, asked: str) -> Hit | None:
         rf"(?<![^\W_]){word}" + ("" if is_beginning else r"(?![^\W_])") for word, is_beginning in words_of(asked)
     )
     return replace(hit, text=text) if all(re.search(one, text, re.IGNORECASE) for one in patterns) else None
-
-
-def _by_index(where: Where) -> Select[*tuple[Any, ...]]:
-    key, at, _ = _TEXTS[where]
-    return select(key, at).where(*_conditions(where)).limit(_LOOKED_AT)
 
 
 def _latest(where: Where) -> Select[*tuple[Any, ...]]:
