@@ -48,6 +48,7 @@ class Feature:
         advice: a sentence on its tool for agents, with a space.
         client, async_client: base class of the clients, with its methods.
         names: the modules of its names in the package ``kqueue``.
+        formats: its modules of other projects' formats of problems (:mod:`kqueue.formats`).
         charts: function that returns a run's name, and the functions that make its charts by kind.
         trials: beginnings of the names of batches of trials.
         runs: classes of recorded runs by algorithm. Their evaluations are trials.
@@ -65,6 +66,7 @@ class Feature:
     client: str = ""
     async_client: str = ""
     names: Mapping[str, str] = field(default_factory=dict[str, str])
+    formats: tuple[str, ...] = ()
     charts: str = ""
     trials: tuple[str, ...] = ()
     runs: Mapping[str, str] = field(default_factory=dict[str, str])

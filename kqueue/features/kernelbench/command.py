@@ -450,7 +450,7 @@ def traces(
     ],
 ) -> None:
     """Print verdicts on a set of flashinfer-bench as its traces, one for each workload."""
-    from kqueue.formats.traces import traces_of
+    from kqueue.features.kernelbench.traces import traces_of
 
     for number, line in enumerate(filter(str.strip, verdicts), 1):
         try:

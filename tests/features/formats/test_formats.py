@@ -17,9 +17,9 @@ from kqueue.config import load
 from kqueue.contract import Outcome
 from kqueue.errors import InvalidRequest
 from kqueue.features.kernelbench import command
-from kqueue.formats.traces import traces_of
+from kqueue.features.kernelbench.traces import traces_of
 from kqueue.judging import LocalJudge
-from tests.formats import sets
+from tests.features.formats import sets
 
 QUICK: dict[str, Any] = {"checks": 1, "timing": {"calls": 5, "warmup": 1}}
 

@@ -1,7 +1,7 @@
 """flashinfer-bench's sets: definitions (JSON), workloads (JSON lines) and solutions (JSON).
 
 A definition's ``run`` becomes ``Model``, and its workloads the shapes. Tensors that a workload stores in a safetensors
-file are read as bytes and become part of the problem, if they are small. :mod:`kqueue.formats.traces` writes traces.
+file are read as bytes and become part of the problem, if they are small.
 """
 
 from __future__ import annotations
