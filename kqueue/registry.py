@@ -44,6 +44,8 @@ class Feature:
         templates: the package of its folder ``templates``, whose files pages name after the feature.
         navigation: paths and names of its main pages.
         batch: function that returns HTML for the page of a batch, or None, from the engine and the batch's name.
+        evaluation: the same for an evaluation, from the engine, the viewer and the evaluation's detail.
+        failure: module with ``hint``, a line on a verdict, and ``dissect``, which `kqueue judge --autopsy` calls.
         tool: function of its tool, which submits.
         advice: a sentence on its tool for agents, with a space.
         client, async_client: base class of the clients, with its methods.
@@ -61,6 +63,8 @@ class Feature:
     templates: str = ""
     navigation: tuple[tuple[str, str], ...] = ()
     batch: str = ""
+    evaluation: str = ""
+    failure: str = ""
     tool: str = ""
     advice: str = ""
     client: str = ""

@@ -33,7 +33,7 @@ STATUSES: dict[type[errors.KqueueError], int] = {
 
 #: Commands whose exit status is an answer. If their output is not read to its end, they exit as for a broken pipe.
 _ANSWERING: Final = {
-    "judge", "submit", "wait", "watch", "autopsy", "sanitize", "compare", "doctor", "verify", "replay",
+    "judge", "submit", "wait", "watch", "sanitize", "compare", "doctor", "verify", "replay",
 }  # fmt: skip
 #: Commands that continue if their output is not read.
 _SERVING: Final = frozenset({"up", "worker", "serve", "mcp"})
@@ -120,7 +120,7 @@ def _root(
 #: The function of each command, in the order of the help. A group of commands has its own object.
 _COMMANDS: Final[dict[str, str]] = {
     "judge": "judge:judge", "submit": "submit:submit", "wait": "submit:wait", "watch": "judge:watch",
-    "autopsy": "examine:autopsy", "sanitize": "examine:sanitize", "profile": "examine:profile",
+    "sanitize": "examine:sanitize", "profile": "examine:profile",
     "status": "status:status", "show": "show:show", "results": "results:results", "compare": "results:compare",
     "cancel": "results:cancel", "cost": "results:cost", "logs": "show:logs", "plot": "plot:plot", "diff": "show:diff",
     "receipt": "receipts:receipt", "verify": "receipts:verify", "replay": "receipts:replay", "up": "fleet:up",

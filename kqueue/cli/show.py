@@ -15,6 +15,7 @@ from uuid import UUID
 
 import typer
 
+from kqueue import registry
 from kqueue.cli import options
 from kqueue.cli.connection import detail_of
 from kqueue.cli.render import Columns, category_text, console, emit, print_table, say, table, text
@@ -177,10 +178,8 @@ def print_result(result: Outcome | Verdict, kernel: str, fields: Mapping[str, ob
     )
     _print_block("in words", feedback.describe(result, kernel))
     if isinstance(result, Verdict) and not result.passed:
-        from kqueue.autopsy.shrink import refused
-
-        if refused(result) is None:
-            console().print(f"`kqueue autopsy {result.evaluation_id}` shrinks this failure to its smallest input")
+        for line in filter(None, (part.hint(result) for part in registry.attached("failure"))):
+            console().print(line)
     # Findings that ended the evaluation are among its facts.
     if findings := result.evidence.findings or result.facts.findings:
         _print_block("findings", "\n".join(map(finding, findings)))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kqueue.local.fleet import LocalFleet
-from tests.autopsy.tail import TAIL, TAIL_KERNEL, fails
 from tests.cli.command import Cli
+from tests.features.autopsy.tail import TAIL, TAIL_KERNEL, fails
 from tests.fleet.live import live_fleet
 from tests.mcp.agents import over_stdio, told
 from tests.services import starts_services
@@ -20,7 +20,7 @@ from tests.waiting import until
 #: Fails on inputs of any size.
 OFF = TAIL_KERNEL.replace("out = x * 2", "out = x * 2 + 1")
 
-# The gate has tests/cli/test_autopsy.py and tests/web/test_autopsy.py with a stand-in for the workers.
+# The gate has test_command.py and test_pages.py with a stand-in for the workers.
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
@@ -91,7 +91,7 @@ def test_an_agent_has_one(fleet: LocalFleet) -> None:
         heard.append(message or "")
 
     async def main() -> None:
-        async with over_stdio({"KQUEUE_HOME": str(fleet.config.home)}) as client:
+        async with over_stdio({"KQUEUE_HOME": str(fleet.config.home)}, "--sees", "all") as client:
             asked = {"evaluation_id": identity, "budget_s": 300, "repro": True}
             called = client.call_tool("autopsy", asked, progress_callback=progress, read_timeout_seconds=400)
             found = told(await called)

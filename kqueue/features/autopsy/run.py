@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic_core import PydanticSerializationError
 
-from kqueue.autopsy.report import Ended, Report
-from kqueue.autopsy.shrink import Autopsy
 from kqueue.contract import Request, Result
 from kqueue.errors import WaitTimeout
+from kqueue.features.autopsy.report import Ended, Report
+from kqueue.features.autopsy.shrink import Autopsy
 
 if TYPE_CHECKING:
     from kqueue.client import Client

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from kqueue.autopsy import report
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase
 from kqueue.evidence import Facts
+from kqueue.features.autopsy import report
 from kqueue.judging import request_of
 
 #: Sources that try to become code of the surrounding program.

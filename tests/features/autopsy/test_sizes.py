@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kqueue import shapes
-from kqueue.autopsy import shrink
-from kqueue.autopsy.shrink import Fill
 from kqueue.contract import Request
+from kqueue.features.autopsy import shrink
+from kqueue.features.autopsy.shrink import Fill
 
 PROBLEM = '''"""Größen: 7 stands in a text."""
 import torch

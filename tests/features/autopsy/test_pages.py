@@ -10,10 +10,11 @@ import pytest
 from sqlalchemy import Engine
 
 from kqueue.config import Config
-from kqueue.web import autopsy
-from tests.autopsy.tail import TAIL
+from kqueue.features.autopsy import pages as autopsy
+from tests.features.autopsy.tail import TAIL
 from tests.http.standin import Served, submit
 from tests.waiting import until
+from tests.web.fixtures import *  # noqa: F403
 from tests.web.reading import HOSTILE, end_all_wrong, found_wrong, judged, shown
 from tests.web.visiting import OWN_FORM, visitor
 

@@ -9,8 +9,8 @@ from sqlalchemy import Engine
 
 from kqueue.contract import Request
 from kqueue.store import evaluations
-from tests.autopsy.tail import TAIL, TAIL_KERNEL
 from tests.cli.command import Cli, Judgement, judge
+from tests.features.autopsy.tail import TAIL, TAIL_KERNEL
 from tests.store.steps import count
 from tests.web.reading import found_wrong
 

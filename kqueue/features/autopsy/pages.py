@@ -17,12 +17,14 @@ from uuid import UUID
 
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
+from markupsafe import Markup
+from sqlalchemy import Engine
 
 from kqueue import contract
-from kqueue.autopsy import run, shrink
-from kqueue.autopsy.report import Report
-from kqueue.autopsy.shrink import Autopsy
 from kqueue.errors import InvalidRequest, KqueueError, WaitTimeout
+from kqueue.features.autopsy import run, shrink
+from kqueue.features.autopsy.report import Report
+from kqueue.features.autopsy.shrink import Autopsy
 from kqueue.http import failures
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, Gateway
@@ -125,7 +127,7 @@ async def _judge(
     return [results.get(index) for index in range(len(tickets))]
 
 
-def refusal(verdict: contract.Verdict | None) -> str | None:
+def _refusal(verdict: contract.Verdict | None) -> str | None:
     """Return the reason why an evaluation can have no autopsy, or None if it can."""
     return "it has no verdict yet" if verdict is None else shrink.refused(verdict)
 
@@ -138,11 +140,10 @@ async def begin(request: Request, actor: Actor, gateway: CurrentGateway, evaluat
             403, f"an autopsy submits smaller problems: this needs a login with a token of the scope {Scope.PROBLEMS}"
         )
     detail = await gateway.read(reports.show, evaluation_id)
-    if (why := refusal(detail.verdict)) is not None:
+    if (why := _refusal(detail.verdict)) is not None:
         raise InvalidRequest(f"no autopsy: {why}")
     again = detail.request(batch=f"autopsy-{evaluation_id}", priority=actor.priority)
-    autopsies: Autopsies = request.app.state.autopsies
-    autopsies.begin(gateway, actor, evaluation_id, Autopsy(again, detail.verdict, width=_WIDTH))
+    _autopsies(request).begin(gateway, actor, evaluation_id, Autopsy(again, detail.verdict, width=_WIDTH))
     await gateway.note(actor, "submit", f"autopsy of {evaluation_id}")
     return RedirectResponse(f"/evaluations/{evaluation_id}/autopsy", 303)
 
@@ -154,15 +155,15 @@ async def autopsy(request: Request, viewer: Viewer, gateway: CurrentGateway, nam
     if str(evaluation_id) != name:
         return RedirectResponse(f"/evaluations/{evaluation_id}/autopsy", 303)
     detail = await gateway.read(reports.show, evaluation_id)
-    running = of(request, evaluation_id)
+    running = _autopsies(request).find(evaluation_id)
     program = running.report.repro if running and running.report else None
     return page(
         request,
-        "autopsy.html",
+        "autopsy/autopsy.html",
         detail=detail,
         running=running,
-        begun=await begun(gateway, evaluation_id),
-        refusal=refusal(detail.verdict),
+        begun=await gateway.read(_begun, evaluation_id),
+        refusal=_refusal(detail.verdict),
         may_begin=viewer.may(Scope.PROBLEMS),
         repro=present.source(program) if program else "",
     )
@@ -173,10 +174,10 @@ async def autopsy_live(request: Request, viewer: Viewer, evaluation_id: UUID) ->
     """Send the progress of an autopsy after each change until it ends."""
 
     async def render() -> str | None:
-        running = of(request, evaluation_id)
+        running = _autopsies(request).find(evaluation_id)
         if running is None or running.is_over:
             return None
-        return present.render("autopsy_live.html", running=running)
+        return present.render("autopsy/live.html", running=running)
 
     return live(request, viewer, render)
 
@@ -184,19 +185,28 @@ async def autopsy_live(request: Request, viewer: Viewer, evaluation_id: UUID) ->
 @router.get("/evaluations/{evaluation_id}/autopsy/repro.py")
 async def repro(request: Request, _: Viewer, evaluation_id: UUID) -> Response:
     """Return the file `repro.py`, which reproduces the failure."""
-    running = of(request, evaluation_id)
+    running = _autopsies(request).find(evaluation_id)
     if running is None or running.report is None or running.report.repro is None:
         raise HttpError(404, "there is no repro.py: the autopsy still runs, found none, or is no longer stored")
     headers = {"Content-Disposition": 'attachment; filename="repro.py"'}
     return Response(running.report.repro.encode(), media_type="text/plain; charset=utf-8", headers=headers)
 
 
-async def begun(gateway: Gateway, evaluation_id: UUID) -> Sequence[UUID]:
-    """Return the evaluations of an evaluation's autopsies, also of those that a client made."""
-    return await gateway.read(evaluations.in_batch, f"autopsy-{evaluation_id}")
+def of_evaluation(engine: Engine, viewer: Caller, detail: reports.Detail) -> Markup:
+    """Return a link to an evaluation's autopsy, also to one that a client made, or the button that begins one."""
+    begun = _begun(engine, detail.evaluation_id)
+    may_begin = viewer.may(Scope.PROBLEMS) and _refusal(detail.verdict) is None
+    shown = present.render("autopsy/evaluation.html", detail=detail, begun=begun, may_begin=may_begin)
+    return Markup(shown)  # noqa: S704 the template escapes
 
 
-def of(request: Request, evaluation_id: UUID) -> Running | None:
-    """Return an evaluation's autopsy, or None if this server has none."""
-    autopsies: Autopsies = request.app.state.autopsies
-    return autopsies.find(evaluation_id)
+def _begun(engine: Engine, evaluation_id: UUID) -> Sequence[UUID]:
+    """Return the evaluations of an evaluation's autopsies."""
+    return evaluations.in_batch(engine, f"autopsy-{evaluation_id}")
+
+
+def _autopsies(request: Request) -> Autopsies:
+    """Return the autopsies of this server."""
+    state = request.app.state
+    state.autopsies = getattr(state, "autopsies", None) or Autopsies()
+    return state.autopsies

@@ -205,7 +205,7 @@ def program(request: Request, problem: str, result: Result, seeds: tuple[int, ..
         "OUTPUT_BYTES": settings.limits.output_bytes,
         "GPU_BYTES": facts.allowed_bytes,
     }
-    template = resources.files("kqueue.autopsy").joinpath("repro_template.txt").read_text(encoding="utf-8")
+    template = resources.files("kqueue.features.autopsy").joinpath("repro_template.txt").read_text(encoding="utf-8")
     head, mark, rest = template.partition("# @@VALUES@@\n")
     assert mark
     values = "".join(f"{name} = {value!r}\n" for name, value in values_by_name.items() if name != "SUMMARY")

@@ -15,10 +15,10 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from kqueue import shapes
-from kqueue.autopsy.report import SEED, Change, Ended, Report, program, words_of
 from kqueue.categories import Category
 from kqueue.contract import Examination, Phase, Request, Result, Settings
 from kqueue.evidence import Facts, InputTensor
+from kqueue.features.autopsy.report import SEED, Change, Ended, Report, program, words_of
 from kqueue.feedback import last_frame
 
 

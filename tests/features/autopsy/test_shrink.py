@@ -13,18 +13,18 @@ from unittest.mock import Mock
 import pytest
 
 from kqueue import judging
-from kqueue.autopsy import report, run
-from kqueue.autopsy.report import Report
-from kqueue.autopsy.shrink import Autopsy, refused
 from kqueue.categories import Category
 from kqueue.config import load
 from kqueue.contract import Outcome, Phase, Request
 from kqueue.evidence import Evidence, Facts, InputTensor, WrongLocation
+from kqueue.features.autopsy import report, run
+from kqueue.features.autopsy.report import Report
+from kqueue.features.autopsy.shrink import Autopsy, refused
 from kqueue.judging import LocalJudge, request_of
-from tests.autopsy.tail import TAIL, TAIL_KERNEL, execute, fails
+from tests.features.autopsy.tail import TAIL, TAIL_KERNEL, execute, fails
 from tests.samples import ended
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 #: Value of outputs before they are written.
 UNWRITTEN = -1.5
 #: Time limit in seconds far above the duration of these autopsies.
