@@ -248,13 +248,7 @@ _MOST_SIZES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number of at least 2 in a problem's source.
-
-    Attributes:
-        begin, end: its offsets in the source, in bytes of UTF-8.
-        line: its line, from 1.
-        name: the constant or function that contains it.
-    """
+    """A number of at least 2 in a problem's source, at offsets in bytes of UTF-8, in a constant or function."""
 
     begin: int
     end: int

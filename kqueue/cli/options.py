@@ -142,12 +142,7 @@ def settings_of(
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A kernel to examine.
-
-    Attributes:
-        verdict: its verdict, or None for a file.
-        device: the device of a local judge, or None for the fleet.
-    """
+    """A kernel to examine, its verdict unless it is a file, and a local judge's device or None for the fleet."""
 
     request: Request
     verdict: Verdict | None = None

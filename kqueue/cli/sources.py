@@ -35,13 +35,7 @@ _OTHERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A kernel file or a JSON line, not yet validated as a request.
-
-    Attributes:
-        where: the kernel's path, or for example ``line 3``.
-        fields: the request's fields. Empty if they could not be read.
-        error: the reason why they could not be read, or None.
-    """
+    """A kernel file or a JSON line, not yet validated as a request, with the reason why it could not be read."""
 
     where: str
     fields: Mapping[str, Any]

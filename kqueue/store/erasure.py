@@ -71,14 +71,7 @@ _ERASE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """The numbers of rows that were erased.
-
-    Attributes:
-        evaluations: evaluations without their sources, labels, settings, verdicts and logs. Their times stay.
-        sources, searches: removed problems and kernels, and removed searches.
-        tokens: revoked tokens.
-        left: evaluations that a worker still executes. Another call erases them.
-    """
+    """The numbers of rows that were erased. ``left`` are evaluations that a worker executes: call again for these."""
 
     evaluations: int
     sources: int

@@ -319,9 +319,7 @@ def _judgement(connection: Connection, row: Row[*tuple[Any, ...]]) -> Judgement:
 class _Suspicion:
     """The wrong ones among the last probes of a kind on a device, the latest first. There is at least one.
 
-    Attributes:
-        is_sure: True if chance is ruled out.
-        is_open: True if one more probe could rule it out.
+    ``is_sure`` is True if chance is ruled out, and ``is_open`` if one more probe could rule it out.
     """
 
     wrong: Sequence[Row[*tuple[Any, ...]]]

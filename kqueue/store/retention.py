@@ -50,14 +50,7 @@ _EMPTY: Final = text("""
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """The numbers of rows that were removed or emptied.
-
-    Attributes:
-        evaluations: evaluations removed with their attempts and verdicts.
-        problems, kernels: sources removed because no evaluation refers to them.
-        workers: removed rows of workers that stopped long ago.
-        logs: verdicts whose logs were emptied.
-    """
+    """The numbers of rows that were removed or emptied. Sources are removed when no evaluation refers to them."""
 
     evaluations: int = 0
     problems: int = 0

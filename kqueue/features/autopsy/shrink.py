@@ -178,12 +178,9 @@ _GIVEN: Final = "given"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A smaller problem.
+    """A smaller problem: its numbers' values, and its input sets by the judge's seeds unless it has seeds.
 
-    Attributes:
-        sizes: the value of each of the problem's numbers.
-        seeds: seeds of the input sets. Empty for the problem's own ``get_inputs()`` under the judge's seeds.
-        keep: range of the elements that are not set to 0, or None for all.
+    Elements outside ``keep`` are set to 0.
     """
 
     sizes: tuple[int, ...]

@@ -197,11 +197,9 @@ def state(
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Two kernels that fight a duel.
+    """Two kernels that fight a duel. The requests differ in kernel, backend and label at most.
 
-    Attributes:
-        a, b: the requests. They differ in kernel, backend and label at most.
-        id: the id of the duel. It contains ``most`` and ``within``.
+    The id contains ``most`` and ``within``.
     """
 
     a: Request

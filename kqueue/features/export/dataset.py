@@ -31,12 +31,7 @@ _UNFINISHED: Final = "unfinished.new"
 
 
 class Export(BaseModel):
-    """The conditions of an export.
-
-    Attributes:
-        conditions: the conditions on the evaluations, by the name of the option.
-        since, until: earliest time of a verdict, and the time before which it was reached: at most the export's begin.
-    """
+    """The conditions of an export by the name of the option, and its times: ``until`` is at most the export's begin."""
 
     conditions: dict[str, str]
     since: datetime | None

@@ -58,13 +58,7 @@ class Claim(BaseModel, extra="forbid"):
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """A set of claims.
-
-    Attributes:
-        profile: the protocol by which its authors compare values.
-        claims: the claims, in the set's order.
-        skipped: the entries without a claim.
-    """
+    """A set of claims in order, the entries without one, and the protocol by which its authors compare values."""
 
     profile: Protocol
     claims: Sequence[Claim]

@@ -135,11 +135,7 @@ _ROOM: Final = text("""
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """An evaluation that is among the next of its lane.
-
-    Attributes:
-        published: True if it has a message in Redis.
-    """
+    """An evaluation that is among the next of its lane. ``published`` is True if it has a message in Redis."""
 
     id: UUID
     priority: Priority
@@ -168,12 +164,7 @@ class Used:
 
 @dataclass(slots=True)
 class Shares:
-    """The recent use of one resource by all producers.
-
-    Attributes:
-        used: the use by priority and producer.
-        mean_s: mean duration in seconds of an attempt of any producer.
-    """
+    """The recent use of one resource by all producers, and the mean duration of an attempt."""
 
     used: dict[tuple[Priority, str], Used] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
