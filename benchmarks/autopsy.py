@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 from gallery import entries
 
-from kqueue.autopsy import run
-from kqueue.autopsy.shrink import SHRUNK, Autopsy
 from kqueue.cli.render import print_table
+from kqueue.features.autopsy import run
+from kqueue.features.autopsy.shrink import SHRUNK, Autopsy
 from kqueue.judging import LocalJudge
 
 #: Largest number of elements of a small input, and the required share of small inputs.

@@ -1,7 +1,8 @@
 """The Celery application: lanes, routes and delivery settings, with their reasons.
 
 A message names one evaluation and has no other content that a worker acts on. Its ``kwargsrepr`` header is a label
-for Flower. The worker that executes the evaluation reads the rest from Postgres.
+for Flower. The worker that executes the evaluation reads the rest from Postgres. Functions that use Redis raise
+BrokerUnavailable if it does not answer or refuses.
 """
 
 from __future__ import annotations
@@ -133,11 +134,7 @@ _TRANSPORT: Final[dict[str, Any]] = {
 
 
 def check_lane(lane: str) -> str:
-    """Return ``lane`` if its name is valid (``cpu``, ``gpu``, ``gpu.<model>``).
-
-    Raises:
-        UnknownLane: it is not.
-    """
+    """Return ``lane`` if its name is valid (``cpu``, ``gpu``, ``gpu.<model>``). Raise UnknownLane if it is not."""
     if not LANE.fullmatch(lane):
         raise UnknownLane(f"unknown lane {lane!r}: use auto, cpu, gpu, or gpu.<model> such as gpu.h200")
     return lane
@@ -152,10 +149,8 @@ def queue(lane: str) -> Queue:
 def parse(url: str) -> str:
     """Return ``url`` if it is a URL of Redis, in the form that kombu reads.
 
-    kombu uses the addresses of Sentinels in turn, so each of them gets the user, the password and the database.
-
-    Raises:
-        ConfigError: it is not. The message does not repeat it, because it can contain a password.
+    kombu uses the addresses of Sentinels in turn, so each of them gets the user, the password and the database. The
+    message of the ConfigError for another URL does not repeat it, because it can contain a password.
     """
     scheme = url.partition("://")[0]
     if scheme not in {"redis", "rediss", "redis+socket", "sentinel"} or scheme == url:
@@ -204,10 +199,8 @@ def tls(url: str) -> dict[str, Any] | None:
     """Return Celery's settings for the TLS that ``url`` requests, or None if it requests none.
 
     The server's certificate and host name are always verified, with the authorities in the query's ``ssl_ca_certs`` or
-    else with the system's. ``ssl_certfile`` and ``ssl_keyfile`` are for servers that require them.
-
-    Raises:
-        ConfigError: another parameter is given, or a file cannot be read.
+    else with the system's. ``ssl_certfile`` and ``ssl_keyfile`` are for servers that require them. Raise ConfigError if
+    another parameter is given, or a file cannot be read.
     """
     scheme, asked = url.partition("://")[0], _parameters(url)
     if scheme == "redis+socket":
@@ -241,12 +234,8 @@ def _sentinel_options(url: str, secured: dict[str, Any] | None, patience_s: floa
 def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_s: float = SENDER_PATIENCE_S) -> Celery:
     """Return the Celery application of a fleet. It connects when first used.
 
-    Args:
-        lanes: the lanes that a worker can serve. A sender needs none.
-        patience_s: maximum seconds of a wait for an answer of Redis.
-
-    Raises:
-        ConfigError: the address of Redis is missing or invalid.
+    ``lanes`` are the lanes that a worker can serve. A sender needs none. ``patience_s`` is the maximum number of
+    seconds for which it waits for an answer of Redis.
     """
     url = parse(config.require_redis())
     secured = tls(url)
@@ -268,21 +257,13 @@ def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_
 
 
 def check(app: Celery) -> None:
-    """Connect once.
-
-    Raises:
-        BrokerUnavailable: Redis does not answer.
-    """
+    """Connect once."""
     with _translate(), app.connection_for_write() as connection:
         connection.ensure_connection(max_retries=1, interval_start=0)
 
 
 def info(app: Celery) -> dict[str, Any]:
-    """Return the server's report on its state and settings (``INFO``).
-
-    Raises:
-        BrokerUnavailable: Redis does not answer.
-    """
+    """Return the server's report on its state and settings (``INFO``)."""
     with _translate(), app.connection_for_read() as connection:
         connection.ensure_connection(max_retries=1, interval_start=0)
         client: Any = connection.default_channel.client
@@ -292,8 +273,7 @@ def info(app: Celery) -> dict[str, Any]:
 def publish(app: Celery, messages: Sequence[Message]) -> None:
     """Send messages in their order. If a connection broke, some are sent twice, which is harmless.
 
-    Raises:
-        BrokerUnavailable: Redis did not accept all of them. No evaluation is lost, because a sweeper sends the rest.
+    If Redis does not accept all of them, no evaluation is lost, because a sweeper sends the rest.
     """
     with _translate():
         try:
@@ -303,7 +283,8 @@ def publish(app: Celery, messages: Sequence[Message]) -> None:
             # not tried again.
             if is_wrong_type(fault := _root(error)):
                 for lane in {message.lane for message in messages}:
-                    _mend_queue(app, lane)
+                    with app.pool.acquire(block=True) as connection:
+                        mend(connection.default_channel.client, queue(lane).name, "list")
             elif not isinstance(fault, RedisConnectionError | ConnectionError):
                 raise
             _publish(app, messages)
@@ -347,11 +328,6 @@ def mend(client: Any, key: str, kind: str) -> None:
         _log.warning("a forged key was removed from Redis: %s is a %s and must be a %s", ascii(key), key_type, kind)
 
 
-def _mend_queue(app: Celery, lane: str) -> None:
-    with app.pool.acquire(block=True) as connection:
-        mend(connection.default_channel.client, queue(lane).name, "list")
-
-
 def is_wrong_type(error: BaseException) -> bool:
     """Return True if Redis refused a command because its key has another type."""
     return isinstance(error, ResponseError) and "WRONGTYPE" in str(error)
@@ -365,11 +341,7 @@ def _root(error: BaseException) -> BaseException:
 
 
 def waiting(app: Celery, lane: str) -> set[UUID]:
-    """Return the evaluations whose messages are in a lane's queue. No worker has fetched these messages.
-
-    Raises:
-        BrokerUnavailable: Redis did not answer.
-    """
+    """Return the evaluations whose messages are in a lane's queue. No worker has fetched these messages."""
     identities: set[UUID] = set()
     with _translate(), app.pool.acquire(block=True) as connection:
         client: Any = connection.default_channel.client
@@ -384,20 +356,11 @@ def waiting(app: Celery, lane: str) -> set[UUID]:
 
 
 def arrange(app: Celery, lane: str, order: Sequence[UUID]) -> set[UUID]:
-    """Sort the messages in a lane's queue, and remove all other messages and duplicates from it.
+    """Sort the messages in a lane's queue, remove all other messages, and return the evaluations of removed messages.
 
-    A queue that changes all the time stays as it is. A queue with far too many messages, for example of an earlier
-    version, is cut without reading the excess. A search then finds that those messages are missing.
-
-    Args:
-        app: the application of :func:`make_app`.
-        order: the evaluations, the next one first. Evaluations without a message in the queue are skipped.
-
-    Returns:
-        The evaluations whose messages were removed.
-
-    Raises:
-        BrokerUnavailable: Redis did not answer.
+    Duplicates are removed too. A queue that changes all the time stays as it is. A queue with far too many messages,
+    for example of an earlier version, is cut without reading the excess. A search then finds that those messages are
+    missing. In ``order``, the next evaluation comes first. Evaluations without a message in the queue are skipped.
     """
     name = queue(lane).name
     removed: set[UUID] = set()
@@ -435,9 +398,6 @@ def unseen(app: Celery, *, every_s: float) -> Generator[bool]:
 
     A search is due after ``every_s`` seconds, or if Redis has no record of one: it was emptied, restarted, or replaced
     by another server or a promoted replica. The next search finds messages that are lost during the block.
-
-    Raises:
-        BrokerUnavailable: Redis did not answer.
     """
     with app.pool.acquire(block=True) as connection:
         with _translate():
@@ -455,11 +415,7 @@ def unseen(app: Celery, *, every_s: float) -> Generator[bool]:
 
 
 def turn(app: Celery, what: str, *, every_s: float) -> bool:
-    """Return True if it is the caller's turn to do a chore that one sweeper does every ``every_s`` seconds.
-
-    Raises:
-        BrokerUnavailable: Redis did not answer.
-    """
+    """Return True if it is the caller's turn to do a chore that one sweeper does every ``every_s`` seconds."""
     with _translate(), app.pool.acquire(block=True) as connection:
         client: Any = connection.default_channel.client
         key = f"{_MARKER}.{what}"
@@ -479,11 +435,7 @@ def _expires_in_time(client: Any, key: str, every_s: float) -> bool:
 
 
 def revoke(app: Celery, *evaluation_ids: UUID) -> None:
-    """Order the workers that execute evaluations to kill them, and workers that fetch them later to skip them.
-
-    Raises:
-        BrokerUnavailable: Redis did not accept the order.
-    """
+    """Order the workers that execute evaluations to kill them, and workers that fetch them later to skip them."""
     with _translate():
         for start in range(0, len(evaluation_ids), _REVOKED):
             ids = [str(identity) for identity in evaluation_ids[start : start + _REVOKED]]

@@ -85,13 +85,7 @@ _COLOURS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A candidate.
-
-    Attributes:
-        at: time of its verdict.
-        speedup: the baseline's time divided by the candidate's, or None if it was not timed.
-        blame: the blame of its verdict, ``none`` if it passed.
-    """
+    """A candidate at the time of its verdict. The speedup is None if it was not timed."""
 
     at: datetime
     speedup: float | None
@@ -109,13 +103,7 @@ class BestSoFar:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A kernel of a leaderboard.
-
-    Attributes:
-        speedup: the baseline's time divided by the kernel's.
-        low, high: the speedup at the third and the first quartile of its times, or None where they are unknown.
-        note: text next to the bar, such as the device.
-    """
+    """A kernel of a leaderboard. ``low`` and ``high`` are the speedups at the third and first quartile of its times."""
 
     label: str
     speedup: float
@@ -197,12 +185,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A run of a search.
-
-    Attributes:
-        points: number and score of each proposal that has a score, in order.
-        tests: number of proposals so far and score, for each test of the best kernel.
-    """
+    """A run of a search: its proposals' numbers and scores, and for tests the number of proposals and the score."""
 
     label: str
     points: Sequence[tuple[int, float]]
@@ -228,12 +211,7 @@ class Importances:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A kernel on a roofline.
-
-    Attributes:
-        flops_per_byte: operations for each byte moved.
-        gflops: throughput in 10^9 operations a second.
-    """
+    """A kernel on a roofline: operations for each byte moved, and throughput in 10^9 operations a second."""
 
     label: str
     flops_per_byte: float
@@ -242,13 +220,7 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The throughput of kernels compared with a GPU's limits, over their operations for each byte.
-
-    Attributes:
-        peak_gbs: peak memory bandwidth in 10^9 bytes a second.
-        peak_gflops: peak throughput in 10^9 operations a second.
-        spots: the kernels, the longest first.
-    """
+    """The throughput of kernels, the longest first, compared with a GPU's limits, over operations for each byte."""
 
     title: str
     peak_gbs: float
@@ -258,11 +230,7 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """Published speedups of kernels and the measured ones.
-
-    Attributes:
-        groups: the claimed and the measured speedup of each timed kernel, by result.
-    """
+    """Published speedups of kernels and the measured ones, by result."""
 
     title: str
     groups: Mapping[str, Sequence[tuple[float, float]]]
@@ -274,11 +242,7 @@ Chart = BestSoFar | Leaderboard | Categories | FastP | Times | SearchCurve | Imp
 def render(chart: Chart, *, theme: Theme = Theme.LIGHT, form: Form = Form.SVG) -> bytes:
     """Draw a chart. The same chart gives the same bytes under one version of matplotlib.
 
-    Args:
-        chart: the chart. If it is empty, the picture says so.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
+    If the chart is empty, the picture says so. Raise ConfigError if matplotlib is not installed.
     """
     try:
         import matplotlib as mpl
@@ -292,8 +256,13 @@ def render(chart: Chart, *, theme: Theme = Theme.LIGHT, form: Form = Form.SVG) -
     with _GLOBALS, mpl.rc_context(settings), warnings.catch_warnings():
         # A label can have characters that no installed font has. They are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(layout="constrained")
-        _draw(figure, chart)
+        figure: Any = Figure(layout="constrained")
+        axes = figure.subplots()
+        axes.set_title(short(chart.title, _TITLE))
+        if not _DRAWN[type(chart)](chart, axes):
+            axes.set_axis_off()
+            where = {"transform": axes.transAxes, "ha": "center", "va": "center"}
+            axes.text(0.5, 0.5, "nothing to show yet", color=_of(_QUIET), **where)
         figure.savefig(held, format=form.value, dpi=_DOTS_PER_INCH, metadata=none | {"Title": one_line(chart.title)})
     return held.getvalue()
 
@@ -341,17 +310,6 @@ def _settings(theme: Theme) -> dict[str, Any]:
         "xtick.labelcolor": secondary,
         "ytick.labelcolor": text,
     }
-
-
-def _draw(figure: Any, chart: Chart) -> None:
-    """Draw a chart on a figure, under the theme's settings."""
-    axes = figure.subplots()
-    axes.set_title(short(chart.title, _TITLE))
-    if not _DRAWN[type(chart)](chart, axes):
-        axes.set_axis_off()
-        axes.text(
-            0.5, 0.5, "nothing to show yet", transform=axes.transAxes, ha="center", va="center", color=_of(_QUIET)
-        )
 
 
 def _best_so_far(chart: BestSoFar, axes: Any) -> bool:

@@ -317,10 +317,9 @@ def http_url(config: Config) -> str:
 
 
 def flower_access(config: Config) -> tuple[str, str]:
-    """Return the address and the credentials (``user:password``) of the running fleet's Flower.
+    """Return the address and the credentials (``user:password``) of Flower of the fleet that runs under ``home``.
 
-    Raises:
-        ConfigError: no fleet with Flower runs under ``home``.
+    Raise ConfigError if there is none.
     """
     fleet = running_fleet(config.home_path)
     if "flower_auth" not in fleet:
@@ -331,11 +330,8 @@ def flower_access(config: Config) -> tuple[str, str]:
 def load(**overrides: Any) -> Config:
     """Read the settings.
 
-    Args:
-        overrides: settings by name, which take precedence. None means not given.
-
-    Raises:
-        ConfigError: a setting has an invalid value. The message names it.
+    ``overrides`` are settings by name, which take precedence unless they are None. The message of a ConfigError names
+    the setting with the invalid value.
     """
     given: dict[str, Any] = {k: v for k, v in overrides.items() if v is not None}
     try:

@@ -505,11 +505,7 @@ class Request(_Model):
 
 
 def parse_request(fields: Mapping[str, Any]) -> Request:
-    """Return the request with these fields.
-
-    Raises:
-        InvalidRequest: a field is wrong. The message names each such field and never repeats a source.
-    """
+    """Return the request with these fields. An InvalidRequest names each wrong field, and never repeats a source."""
     try:
         return Request(**{str(name): value for name, value in fields.items()})
     except ValidationError as error:
@@ -631,12 +627,7 @@ class _Result(Part, InNotebooks):
 
 
 class Outcome(_Result):
-    """The result of one attempt, which its judge writes.
-
-    Raises:
-        ValidationError: a field is unknown or has another type, or a field that the category needs is missing
-            (:data:`kqueue.evidence.NEEDS`).
-    """
+    """The result of one attempt, which its judge writes. It has the fields that its category needs."""
 
     @model_validator(mode="after")
     def _has_what_its_category_needs(self) -> Self:
@@ -688,10 +679,8 @@ class Verdict(_Result):
         """Return a verdict that a database or a server holds, possibly written by another version of kqueue.
 
         Unknown fields are ignored at every level. An entry of ``facts`` or ``evidence`` that cannot be read is ignored
-        too, and so is an ``environment`` that cannot be read.
-
-        Raises:
-            ValidationError: another field is missing or wrong.
+        too, and so is an ``environment`` that cannot be read. Raise ValidationError if another field is missing or
+        wrong.
         """
         try:
             return cls.model_validate(fields, extra="ignore")

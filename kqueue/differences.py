@@ -73,15 +73,10 @@ def _device(detail: Detail) -> str | None:
 def unified(
     first: Sequence[str], second: Sequence[str], first_name: str, second_name: str, *, context: int = 3
 ) -> Iterator[str]:
-    """Yield the lines of a unified diff of two texts, or none if they are equal.
+    """Yield the lines of a unified diff of two texts, or none if they are equal. The texts are lines without line ends.
 
     Up to 2,000 lines in total, the diff is difflib's. For longer texts it can keep other lines, and it is not always
     the shortest diff where dozens of lines changed among lines that occur many times.
-
-    Args:
-        first, second: their lines, without line ends.
-        first_name, second_name: their names in the diff's head.
-        context: number of lines round each change.
     """
     for number, group in enumerate(_Matcher(first, second).get_grouped_opcodes(context)):
         if number == 0:

@@ -126,8 +126,7 @@ def _split(url: str) -> list[str]:
 def examine(config: Config, *, deep: bool = False) -> Iterator[Check]:
     """Run every check of this host, in the order of display. Takes seconds if torch is installed.
 
-    Args:
-        deep: also judge known kernels, time the services, and report the fleet's faults. Takes minutes.
+    ``deep`` also judges known kernels, times the services, and reports the fleet's faults, which takes minutes.
     """
     command = [*program.PYTHON, "workers.doctor", *(["--deep"] if deep else [])]
     # The worker's checks take longest, so they start first and run concurrently with the rest.

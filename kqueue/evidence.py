@@ -45,12 +45,8 @@ def json_number(value: float) -> float | str:
 Figure = Annotated[float, PlainSerializer(json_number, return_type=float | str, when_used="json")]
 
 
-def _is_absent(value: object) -> bool:
-    return value is None
-
-
 #: Default of a field that is absent from the JSON form if it has no value.
-_ABSENT: Any = Field(default=None, exclude_if=_is_absent)
+_ABSENT: Any = Field(default=None, exclude_if=lambda value: value is None)
 
 
 # Time --------------------------------------------------------------------------------------------------

@@ -27,13 +27,8 @@ def sanitizing(
 ) -> Requests:
     """Yield the requests to sanitize a kernel: with small sizes, and if its result differs there, with its own.
 
-    Args:
-        request: the sources of the problem and the kernel, with settings and lane.
-        known: the category of the kernel's verdict. If None, it must pass with small sizes.
-        whole: do not reduce the problem's sizes.
-
-    Raises:
-        InvalidRequest: the lane is ``cpu``.
+    ``known`` is the category of the kernel's verdict. If None, it must pass with small sizes. ``whole`` does not reduce
+    the problem's sizes. Raise InvalidRequest for the lane ``cpu``.
     """
     request = _examined(request, Examination(sanitize=tuple(tools)), timing=request.settings.timing.off())
     small = smaller(request.problem)
@@ -45,11 +40,7 @@ def sanitizing(
 
 
 def profiling(request: Request) -> Requests:
-    """Yield the request to profile a kernel, with the original problem and the timing of its settings.
-
-    Raises:
-        InvalidRequest: the lane is ``cpu``.
-    """
+    """Yield the request to profile a kernel with its own sizes. Raise InvalidRequest for the lane ``cpu``."""
     return (yield _examined(request, Examination(profile=True)))
 
 

@@ -43,9 +43,8 @@ def instruction(problem: str, backend: str) -> str:
 def describe(verdict: Result, kernel: str, *, note: str = "", limit: int = 6000) -> str:
     """Return a verdict as text: the failure with its location, or the time of a correct kernel with its limits.
 
-    Args:
-        note: a line about the kernel, such as its location in a model's answer.
-        limit: maximum number of characters. A longer text is cut at its end.
+    ``note`` is a line about the kernel, such as its location in a model's answer. A text longer than ``limit``
+    characters is cut at its end.
     """
     if not verdict.judged:
         lines = [

@@ -108,21 +108,13 @@ def finding(found: Finding) -> str:
 
 
 def duration(value: str) -> timedelta | None:
-    """Return the duration that ``30m``, ``2h`` or ``7d`` stands for, or None for another text.
-
-    Raises:
-        OverflowError: it is too long.
-    """
+    """Return the duration that ``30m``, ``2h`` or ``7d`` stands for, or None for another text. Raise OverflowError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value)
     return None if match is None else timedelta(**{_UNITS[match[2]]: float(match[1])})
 
 
 def since(value: str, option: str = "--since") -> datetime:
-    """Return the time of an option: an age such as ``2h``, or a date or time, in UTC unless it has a zone.
-
-    Raises:
-        InvalidRequest: the value is neither.
-    """
+    """Return the time of an option: an age such as ``2h``, or a date or time, in UTC unless it has a zone."""
     try:
         if (passed := duration(value)) is not None:
             return datetime.now(UTC) - passed

@@ -51,11 +51,7 @@ class GuardedFlower(Flower):
     """Flower behind two checks of each request: of its ``Host``, and of its password."""
 
     def __init__(self, **settings: Any) -> None:
-        """Require credentials.
-
-        Raises:
-            SystemExit: there are none, or Flower would parse them incorrectly.
-        """
+        """Require credentials. Raise SystemExit if there are none, or Flower would parse them incorrectly."""
         credentials: list[str] = settings["options"].basic_auth
         # Flower separates credentials by commas, and compares only ASCII.
         if not credentials or not all(each.isascii() and all(each.partition(":")) for each in credentials):

@@ -84,10 +84,7 @@ def guess_backend(source: str) -> str:
     """Return the backend that a kernel's source is written for.
 
     A source that imports a backend's modules, or compiles CUDA or C++, has that backend. Any other source has
-    ``torch``.
-
-    Raises:
-        InvalidRequest: the source matches more than one.
+    ``torch``. Raise InvalidRequest if the source matches more than one.
     """
     imported, words = set[str](), set[str]()
     for name, is_module in _signs(source):
@@ -151,11 +148,7 @@ class LocalJudge:
         self.doubts: list[str] = []
 
     def __enter__(self) -> Self:
-        """Start the child process.
-
-        Raises:
-            JudgeUnavailable: this machine cannot judge, or has no such device.
-        """
+        """Start the child process. Raise JudgeUnavailable if this machine cannot judge, or has no such device."""
         with self._lock:
             self._started()
         return self
@@ -170,11 +163,7 @@ class LocalJudge:
 
     @property
     def machine(self) -> Machine:
-        """The device and software that judge kernels.
-
-        Raises:
-            JudgeUnavailable: this machine cannot judge.
-        """
+        """The device and software that judge kernels. Raise JudgeUnavailable if this machine cannot judge."""
         with self._lock:
             return self._started().machine
 
@@ -228,9 +217,7 @@ class LocalJudge:
     def map(self, requests: Iterable[Request]) -> Iterator[Outcome]:
         """Judge each request, and yield the outcomes in the same order, each as soon as it is known.
 
-        Raises:
-            InvalidRequest: a request is wrong.
-            JudgeUnavailable: this machine cannot judge.
+        Raise InvalidRequest if a request is wrong. Raise JudgeUnavailable if this machine cannot judge.
         """
         yield from map(self, requests)
 
@@ -301,11 +288,7 @@ def request_of(
     precision: Precision | str | None = None,
     settings: Settings | Mapping[str, Any] | None = None,
 ) -> Request:
-    """Return a validated request with the arguments of :func:`judge`.
-
-    Raises:
-        InvalidRequest: an argument is missing or wrong. The message names it.
-    """
+    """Return a validated request with the arguments of :func:`judge`. An InvalidRequest names the wrong argument."""
     given = settings.model_dump(exclude_unset=True) if isinstance(settings, Settings) else dict(settings or {})
     if precision is not None:
         given["precision"] = precision

@@ -10,13 +10,7 @@ Three things differ from KernelBench:
 
 from __future__ import annotations
 
-import json
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from math import comb
-from pathlib import Path
-from statistics import fmean, geometric_mean
+from collections.abc import Mapping
 from typing import Any, Final
 
 from kqueue import backends
@@ -24,11 +18,8 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Comparison, Deadlines, Precision, Request, Settings, Timing, Verdict, parse_request
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import Measurement, json_number
-from kqueue.files import read_text
 from kqueue.states import Purpose
 
-#: The content of ``eval_results.json``: entries of a problem's samples, by the problem's id.
-Results = Mapping[str, Sequence[Mapping[str, Any]]]
 #: The arguments of KernelBench's evaluation with their defaults.
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "backend": "cuda",
@@ -41,9 +32,6 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "comparison": Comparison.STRICT,
     "timeout_s": None,
 }
-#: Names of files: the kernels of a run, and problems.
-_GENERATION: Final = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)_kernel\.py")
-_PROBLEM: Final = re.compile(r"(\d+)_.*\.py")
 #: Minimum number of timed calls. Smaller numbers are raised to it.
 MIN_PERF_TRIALS: Final = 5
 #: Names of the precisions, including torch's own.
@@ -73,29 +61,21 @@ _ABOUT_OUTPUTS: Final = frozenset(
 
 
 def request_of(problem: str, kernel: str, **arguments: Any) -> Request:
-    """Return the request for the arguments of KernelBench's evaluation.
+    """Return the request for the arguments of KernelBench's evaluation. Raise InvalidRequest that names a wrong one.
 
-    Args:
-        problem: source of the reference, ``Model``.
-        kernel: source of the candidate, ``ModelNew``.
-        arguments: KernelBench's arguments:
+    ``problem`` is the source of ``Model``, and ``kernel`` the source of ``ModelNew``. KernelBench's arguments are:
 
-            - ``backend``: name of a backend in any case. The default is ``cuda``.
-            - ``seed_num``: seed before both constructors, or None, the default, for a secret one. The seeds of inputs
-              are secret.
-            - ``num_correct_trials`` (5): number of input sets to check, 1 to 100.
-            - ``num_perf_trials`` (100): maximum number of timed calls, up to 10,000. 0 disables timing, and 1 to 4
-              count as 5.
-            - ``measure_performance`` (True): False disables timing.
-            - ``purpose``: :class:`~kqueue.states.Purpose` of the times, ``rank`` by default.
-            - ``precision``: ``fp32`` (the default), ``fp16`` or ``bf16``, or torch's names for them.
-            - ``comparison``: ``strict`` (the default) or ``kernelbench``.
-            - ``timeout_s``: maximum seconds of each phase. None keeps the :class:`~kqueue.contract.Deadlines`.
+    - ``backend``: name of a backend in any case. The default is ``cuda``.
+    - ``seed_num``: seed before both constructors, by default a secret one. The seeds of inputs are secret.
+    - ``num_correct_trials`` (5): number of input sets to check, 1 to 100.
+    - ``num_perf_trials`` (100): maximum number of timed calls, up to 10,000. 0 disables timing, and 1 to 4 count as 5.
+    - ``measure_performance`` (True): False disables timing.
+    - ``purpose``: :class:`~kqueue.states.Purpose` of the times, ``rank`` by default.
+    - ``precision``: ``fp32`` (the default), ``fp16`` or ``bf16``, or torch's names for them.
+    - ``comparison``: ``strict`` (the default) or ``kernelbench``.
+    - ``timeout_s``: maximum seconds of each phase. None keeps the :class:`~kqueue.contract.Deadlines`.
 
-            Any other argument is a field of :class:`~kqueue.contract.Request`, such as ``lane`` or ``batch``.
-
-    Raises:
-        InvalidRequest: an argument is wrong. The message names it.
+    Any other argument is a field of :class:`~kqueue.contract.Request`, such as ``lane`` or ``batch``.
     """
     asked = {**_DEFAULTS, **arguments}
     checks = _whole("num_correct_trials", asked["num_correct_trials"], 1, 100)
@@ -155,11 +135,6 @@ def result_of(verdict: Verdict) -> dict[str, Any]:
         "ref_runtime": verdict.baseline.mean_ms if verdict.baseline and verdict.baseline_ms else -1.0,
         "ref_runtime_stats": _stats(verdict.baseline, where),
     }
-
-
-def row_of(verdict: Verdict, sample_id: int) -> dict[str, Any]:
-    """Return a verdict as an entry of ``eval_results.json``: :func:`result_of` with ``sample_id``."""
-    return {"sample_id": sample_id, **result_of(verdict)}
 
 
 def _of_success(verdict: Verdict) -> dict[str, Any]:
@@ -236,122 +211,3 @@ def _whole(name: str, value: object, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidRequest(f"{name}: a whole number from {least} to {most} is needed, not {value!r}")
     return value
-
-
-def generations(folder: Path) -> Iterator[tuple[Path, tuple[int, int, int]]]:
-    """Yield the kernels of a run in a folder by name, each with its level, problem and sample."""
-    for path in sorted(folder.glob("*.py")):
-        if match := _GENERATION.fullmatch(path.name):
-            level, problem, sample = map(int, match.groups())
-            yield path, (level, problem, sample)
-
-
-def problems_of(folder: Path, level: int) -> dict[int, list[Path]]:
-    """Return a level's problems by number, from ``folder/level<N>``, or from ``folder`` without level folders."""
-    below = folder / f"level{level}"
-    source = below if below.is_dir() or any(folder.glob("level*/")) else folder
-    problems: dict[int, list[Path]] = {}
-    for path in sorted(source.glob("*.py")):
-        if match := _PROBLEM.fullmatch(path.name):
-            problems.setdefault(int(match[1]), []).append(path)
-    return problems
-
-
-def results_of(file: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the content of ``eval_results.json``, by this package or by KernelBench's scripts.
-
-    Early results of KernelBench have one entry for each problem, without a list.
-
-    Raises:
-        InvalidRequest: the file cannot be read.
-    """
-    try:
-        content: dict[str, Any] = json.loads(read_text(file, 256 << 20))
-        return {
-            str(int(problem)): [_entry(row) for row in (rows if isinstance(rows, list) else [rows])]
-            for problem, rows in content.items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidRequest(f"{file}: not a results file (an object of samples by problem id): {error}") from None
-
-
-def _entry(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the fields of a sample's entry that are used."""
-    facts = {"compiled": bool(given["compiled"]), "correctness": bool(given["correctness"])}
-    sample_id = int(given.get("sample_id", 0))
-    return {**given, **facts, "sample_id": sample_id, "metadata": dict(given.get("metadata") or {})}
-
-
-def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Return the probability that at least one of ``k`` random samples is correct. ``samples`` is at least ``k``."""
-    return 1.0 - comb(samples - correct, k) / comb(samples, k)
-
-
-def scores_of(results: Results, ks: Iterable[int], ps: Iterable[float], *, problems: int = 0) -> dict[str, Any]:
-    """Return the scores of a run.
-
-    Args:
-        results: the content of ``eval_results.json``: lists of :func:`row_of` by the problem's id.
-        ks: the values of k for pass@k.
-        ps: the thresholds p for fast_p, which are speedups.
-        problems: the number of all problems of the run, if some have no result.
-
-    Returns:
-        A record:
-
-        - ``problems``, ``samples``, ``compiled``, ``correct``, ``timed``: counts.
-        - ``pass_at_k`` by k: ``value``, the mean over problems with at least k samples (None without one), and
-          ``problems``, their number.
-        - ``fast_p`` by p: the share of all problems with a sample that is correct with a speedup above p (None without
-          a problem), by the lower end of its 95 % interval where that is known. A correct sample without a speedup
-          counts for p = 0 only.
-        - ``fast_p_estimate`` by p: the same by the speedups themselves.
-        - ``geometric_mean_speedup`` of the correct samples that have a speedup (None without one).
-        - ``categories``: the number of samples by category.
-    """
-    tables = [rows for rows in results.values() if rows]
-    rows = [row for table in tables for row in table]
-    speedups = [speedup for row in rows if (speedup := speedup_of(row)) is not None]
-    every = max(problems, len(tables))
-    return {
-        "problems": len(tables),
-        "samples": len(rows),
-        "compiled": sum(row["compiled"] for row in rows),
-        "correct": sum(row["correctness"] for row in rows),
-        "timed": len(speedups),
-        "pass_at_k": {k: _mean_pass(tables, k) for k in ks},
-        "fast_p": {p: _share(tables, every, p, _low) for p in ps},
-        "fast_p_estimate": {p: _share(tables, every, p, speedup_of) for p in ps},
-        "geometric_mean_speedup": geometric_mean(speedups) if speedups else None,
-        "categories": dict(Counter(row["metadata"].get("category", "unknown") for row in rows).most_common()),
-    }
-
-
-def _mean_pass(tables: Iterable[Sequence[Mapping[str, Any]]], k: int) -> dict[str, Any]:
-    enough = [table for table in tables if len(table) >= k]
-    value = _mean(pass_at_k(len(table), sum(row["correctness"] for row in table), k) for table in enough)
-    return {"value": value, "problems": len(enough)}
-
-
-def _share(
-    tables: Sequence[Sequence[Mapping[str, Any]]], every: int, p: float, of: Callable[[Mapping[str, Any]], float | None]
-) -> float | None:
-    fast = sum(any(row["correctness"] and (of(row) or 0.0 if p else 1.0) > p for row in table) for table in tables)
-    return fast / every if every else None
-
-
-def _low(row: Mapping[str, Any]) -> float | None:
-    return row["metadata"].get("speedup_low") or speedup_of(row)
-
-
-def speedup_of(row: Mapping[str, Any]) -> float | None:
-    """Return the speedup of a correct sample: the verdict's, or else the ratio of the entry's two times."""
-    if not row["correctness"]:
-        return None
-    runtime, reference = row.get("runtime", -1.0), row.get("ref_runtime", -1.0)
-    return row["metadata"].get("speedup") or (reference / runtime if runtime > 0 and reference > 0 else None)
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    numbers = list(values)
-    return fmean(numbers) if numbers else None

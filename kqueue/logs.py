@@ -37,9 +37,7 @@ _LEVEL, _JSON = "KQUEUE_LOG_LEVEL", "KQUEUE_LOG_JSON"
 def configure(config: Config, **context: str) -> None:
     """Send all logs to stderr: one JSON object per line with ``config.log_json``, or else readable lines.
 
-    Args:
-        config: the settings, of which ``log_level`` and ``log_json`` are used.
-        context: fields to add to every line of this process and its children.
+    ``context`` has fields to add to every line of this process and its children.
     """
     _configure(config.log_level, as_json=config.log_json, context=context)
 

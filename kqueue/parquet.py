@@ -40,8 +40,7 @@ class Writer:
     def __init__(self, kind: type[Any], columns: Sequence[str], *, exact: bool = False) -> None:
         """Begin a file with these fields of ``kind``. Raise ConfigError without pyarrow.
 
-        Args:
-            exact: keep texts as they are, instead of cleaning them like on pages.
+        ``exact`` keeps texts as they are, instead of cleaning them like on pages.
         """
         require()
         import pyarrow

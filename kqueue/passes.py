@@ -26,8 +26,7 @@ class Pass(StrEnum):
 def asked_by(problem: str) -> bool:
     """Return whether a problem asks for gradients. A source that is not valid Python does not.
 
-    Raises:
-        InvalidRequest: the assignment has another form. The message says how to write it.
+    An InvalidRequest for another form of the assignment says how to write it.
     """
     values = [value for _, _, value in shapes.assigned(problem, NAME)]
     match values:

@@ -206,10 +206,9 @@ def draw(lane: str, kind: ProbeKind | None = None) -> Probe:
 
 
 def judge(verdict: Verdict, *, kind: ProbeKind, duration_ms: float | None) -> Judgement:
-    """Return the result of a probe. A failure of the fleet, or a shortage on its host, shows nothing.
+    """Return the result of a probe, whose known duration is ``duration_ms``. A failure of the fleet shows nothing.
 
-    Args:
-        duration_ms: the known duration in milliseconds, or None.
+    Neither does a shortage on its host.
     """
     category = verdict.category
     if category.blame not in (Blame.NONE, Blame.CANDIDATE) or category in _SHORTAGES:

@@ -72,11 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Take over the running of tests if ``--kqueue`` is given.
-
-    Raises:
-        pytest.UsageError: another option is incompatible with it.
-    """
+    """Take over the running of tests if ``--kqueue`` is given. Raise UsageError if another option is incompatible."""
     config.addinivalue_line("markers", f"{UNLOCKED}: with --kqueue, a fleet on this host can time during this test")
     if not config.getoption("--kqueue") or config.option.collectonly:
         return

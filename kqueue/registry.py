@@ -44,10 +44,13 @@ class Feature:
         templates: the package of its folder ``templates``, whose files pages name after the feature.
         navigation: paths and names of its main pages.
         batch: function that returns HTML for the page of a batch, or None, from the engine and the batch's name.
+        evaluation: the same for an evaluation, from the engine, the viewer and the evaluation's detail.
+        failure: module with ``hint``, a line on a verdict, and ``dissect``, which `kqueue judge --autopsy` calls.
         tool: function of its tool, which submits.
         advice: a sentence on its tool for agents, with a space.
         client, async_client: base class of the clients, with its methods.
         names: the modules of its names in the package ``kqueue``.
+        formats: its modules of other projects' formats of problems (:mod:`kqueue.formats`).
         charts: function that returns a run's name, and the functions that make its charts by kind.
         trials: beginnings of the names of batches of trials.
         runs: classes of recorded runs by algorithm. Their evaluations are trials.
@@ -60,11 +63,14 @@ class Feature:
     templates: str = ""
     navigation: tuple[tuple[str, str], ...] = ()
     batch: str = ""
+    evaluation: str = ""
+    failure: str = ""
     tool: str = ""
     advice: str = ""
     client: str = ""
     async_client: str = ""
     names: Mapping[str, str] = field(default_factory=dict[str, str])
+    formats: tuple[str, ...] = ()
     charts: str = ""
     trials: tuple[str, ...] = ()
     runs: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -82,10 +82,8 @@ class Shape(BaseModel):
 def read(source: str) -> tuple[Shape, ...]:
     """Return the shapes that a problem names: those that are held out last. Return none if it names none.
 
-    A source that is not valid Python names none.
-
-    Raises:
-        InvalidRequest: they are malformed. The message says how to write them.
+    A source that is not valid Python names none. The message of an InvalidRequest for malformed ones says how to write
+    them.
     """
     elements = _elements(source)
     shapes = [shape for _, shape in elements]
@@ -111,10 +109,8 @@ def read(source: str) -> tuple[Shape, ...]:
 def problem_of(source: str, shape: Shape) -> str:
     """Return the source of the problem that has one of the shapes of :func:`read` only.
 
-    Lines keep their numbers.
-
-    Raises:
-        InvalidRequest: neither ``get_inputs`` nor ``get_init_inputs`` takes an argument of the shape.
+    Lines keep their numbers. Raise InvalidRequest if neither ``get_inputs`` nor ``get_init_inputs`` takes an argument
+    of the shape.
     """
     functions = {node.name: node for node in _body(source) if isinstance(node, ast.FunctionDef)}
     # A maker of inputs that is no plain function is not read: it gets all arguments.
@@ -254,13 +250,7 @@ _MOST_SIZES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number of at least 2 in a problem's source.
-
-    Attributes:
-        begin, end: its offsets in the source, in bytes of UTF-8.
-        line: its line, from 1.
-        name: the constant or function that contains it.
-    """
+    """A number of at least 2 in a problem's source, at offsets in bytes of UTF-8, in a constant or function."""
 
     begin: int
     end: int

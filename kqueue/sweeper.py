@@ -105,21 +105,13 @@ def sweep(
     log_retention_days: float | None = None,
     probe_share: float = 0.0,
 ) -> SweepReport:
-    """Sweep once. Any number of sweepers can run, and one works at a time.
+    """Sweep once. Any number of sweepers can run, and one works at a time. Two connections are used at once.
 
-    Args:
-        engine: the database. Two connections are used at once.
-        app: the application of :func:`kqueue.broker.make_app`.
-        retry_delay_s: seconds before a second attempt.
-        look_every_s: seconds between two searches of Redis for all messages. A Redis that was emptied, restarted or
-            replaced is noticed at once.
-        silent_after_s: seconds without a heartbeat after which a worker is marked as stopped.
-        retention_days: days after which finished evaluations are removed, or None for never.
-        log_retention_days: days after which logs of finished evaluations are emptied, or None for never.
-        probe_share: probes for each judged evaluation (:mod:`kqueue.store.probes`). 0 submits none.
-
-    Raises:
-        DatabaseUnavailable: Postgres cannot be used.
+    A second attempt begins after ``retry_delay_s`` seconds. Redis is searched for all messages every ``look_every_s``
+    seconds, and at once if it was emptied, restarted or replaced. A worker is marked as stopped after
+    ``silent_after_s`` seconds without a heartbeat. ``retention_days`` and ``log_retention_days`` after their end,
+    evaluations are removed and their logs emptied, or never if None. ``probe_share`` probes are submitted for each
+    judged evaluation (:mod:`kqueue.store.probes`).
     """
     with _exclusive(engine, _SWEEPING) as connection:
         if connection is None:
@@ -160,21 +152,11 @@ def _expire(engine: Engine) -> int:
 
 
 def fill(engine: Engine, app: Celery, *, retries: bool = True) -> int:
-    """Put the messages of each lane's next evaluations into Redis, in their order, and remove all other messages.
+    """Put the messages of the next evaluations into Redis, remove all other messages, and return the number sent.
 
-    Any number of processes can do so at once: if several find the same message missing, one of them sends it.
-
-    Args:
-        app: the application of :func:`kqueue.broker.make_app`.
-        retries: also send messages of evaluations that were tried before. A worker can have refused them a moment ago
-            in favour of another one, and would refuse them again.
-
-    Returns:
-        The number of messages sent.
-
-    Raises:
-        BrokerUnavailable: Redis cannot be used. The next call sends the remaining messages.
-        DatabaseUnavailable: Postgres cannot be used.
+    Any number of processes can do so at once: if several find the same message missing, one of them sends it. If Redis
+    cannot be used, the next call sends the remaining messages. ``retries`` also sends messages of evaluations that were
+    tried before. A worker can have refused them a moment ago in favour of another one, and would refuse them again.
     """
     sent = 0
     for _ in range(_FILLS):

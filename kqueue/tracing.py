@@ -23,12 +23,7 @@ _received: ContextVar[str | None] = ContextVar("kqueue_traceparent", default=Non
 
 
 class Parent(NamedTuple):
-    """The parent of an evaluation's spans.
-
-    Attributes:
-        trace_id, span_id: numbers, of 128 and of 64 bits.
-        sampled: False if the creator of the trace decided that it is not recorded.
-    """
+    """The parent of an evaluation's spans. ``sampled`` is False if the trace's creator does not record it."""
 
     trace_id: int
     span_id: int

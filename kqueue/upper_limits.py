@@ -41,8 +41,7 @@ _KINDS: Final[Mapping[str, Any]] = {
 def parse(limits: Mapping[str, object]) -> dict[str, float]:
     """Return upper limits by path, such as ``deadlines.check_s``. A limit is a number, or a text such as ``4GiB``.
 
-    Raises:
-        InvalidRequest: a request has no such number, or the number cannot have this value.
+    Raise InvalidRequest if a request has no such number, or the number cannot have this value.
     """
     parsed: dict[str, float] = {}
     for path, given in limits.items():
@@ -71,11 +70,7 @@ def of_scopes(table: str) -> dict[str, dict[str, float]]:
 
 
 def apply(request: Request, limits: Mapping[str, float]) -> Request:
-    """Return the request with the numbers that it does not set lowered to their upper limits.
-
-    Raises:
-        InvalidRequest: the request sets a number above its limit.
-    """
+    """Return the request with the numbers that it does not set lowered to their limits. Refuse one above its limit."""
     for path, most in limits.items():
         if path == RUNNING:  # the claims check it
             continue

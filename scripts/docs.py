@@ -90,7 +90,7 @@ def documents() -> dict[Path, str]:
     """Return the correct text of every document with a generated part."""
     from kqueue import categories
     from kqueue.cli.categories import page
-    from kqueue.dataset import columns_table
+    from kqueue.features.export.dataset import columns_table
 
     docs = ROOT / "docs"
     names = ("cli.md", "http.md", "policies.md", "backends.md", "export.md")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from kqueue import shapes
-from kqueue.autopsy.shrink import Autopsy, refused
 from kqueue.categories import Category
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import Facts
+from kqueue.features.autopsy.shrink import Autopsy, refused
 from kqueue.feedback import instruction
 from kqueue.judging import request_of
 from tests.samples import ended

@@ -91,11 +91,7 @@ PYTEST: Final = TESTS.name
 
 @cache
 def registered() -> Mapping[str, Backend]:
-    """Return the backends of kernels by name, in alphabetical order.
-
-    Raises:
-        ConfigError: a registered backend cannot be used, or there is none.
-    """
+    """Return the backends by name in alphabetical order. Raise ConfigError if one cannot be used, or there is none."""
     return entries(GROUP, Backend, PYTEST)
 
 
@@ -108,11 +104,7 @@ def installed(distribution: str) -> str | None:
 
 
 def find(name: str) -> Backend:
-    """Return the backend with this name, or :data:`TESTS`.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """Return the backend with this name, or :data:`TESTS`. Raise KeyError if there is none."""
     return TESTS if name == PYTEST else registered()[name]
 
 

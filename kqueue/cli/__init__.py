@@ -33,7 +33,7 @@ STATUSES: dict[type[errors.KqueueError], int] = {
 
 #: Commands whose exit status is an answer. If their output is not read to its end, they exit as for a broken pipe.
 _ANSWERING: Final = {
-    "judge", "submit", "wait", "watch", "kernelbench", "autopsy", "sanitize", "compare", "doctor", "verify", "replay",
+    "judge", "submit", "wait", "watch", "sanitize", "compare", "doctor", "verify", "replay",
 }  # fmt: skip
 #: Commands that continue if their output is not read.
 _SERVING: Final = frozenset({"up", "worker", "serve", "mcp"})
@@ -64,7 +64,7 @@ class _Group(typer.core.TyperGroup):
         places, added = dict[str, str](), registry.each_of("commands")
         for name, place in _COMMANDS.items():
             places[name] = f"kqueue.cli.{place}"
-            places |= {one.name: one.function for one in reversed(added) if one.after == name}
+            places |= {one.name: one.function for one in added if one.after == name}
         return {one.name: one.function for one in added if one.name not in places} | places
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -120,16 +120,15 @@ def _root(
 #: The function of each command, in the order of the help. A group of commands has its own object.
 _COMMANDS: Final[dict[str, str]] = {
     "judge": "judge:judge", "submit": "submit:submit", "wait": "submit:wait", "watch": "judge:watch",
-    "kernelbench": "kernelbench:kernelbench", "rejudge": "rejudge:rejudge", "autopsy": "examine:autopsy",
-    "sanitize": "examine:sanitize", "profile": "examine:profile", "status": "status:status", "show": "show:show",
-    "results": "results:results", "compare": "results:compare", "cancel": "results:cancel", "cost": "results:cost",
-    "export": "export:export", "logs": "show:logs", "plot": "plot:plot", "diff": "show:diff",
+    "sanitize": "examine:sanitize", "profile": "examine:profile",
+    "status": "status:status", "show": "show:show", "results": "results:results", "compare": "results:compare",
+    "cancel": "results:cancel", "cost": "results:cost", "logs": "show:logs", "plot": "plot:plot", "diff": "show:diff",
     "receipt": "receipts:receipt", "verify": "receipts:verify", "replay": "receipts:replay", "up": "fleet:up",
     "down": "fleet:down", "worker": "fleet:worker", "top": "status:top", "pytest": "pytest:pytest",
     "serve": "operate:serve", "open": "operate:open_", "mcp": "operate:mcp", "sweep": "operate:sweep",
     "audit": "audit:audit", "categories": "categories:categories", "evidence": "categories:evidence",
-    "doctor": "operate:doctor", "problems": "kernelbench:problems", "gpu": "devices:gpus",
-    "probe": "devices:probes", "token": "token:group", "owner": "owners:group", "db": "operate:db",
+    "doctor": "operate:doctor", "gpu": "devices:gpus", "probe": "devices:probes", "token": "token:group",
+    "owner": "owners:group", "db": "operate:db",
 }  # fmt: skip
 
 

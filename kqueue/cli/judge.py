@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kqueue.cli import examine, options, sources
+from kqueue import registry
+from kqueue.cli import options, sources
 from kqueue.cli.render import console, progress, say, table, write_json
 from kqueue.cli.show import print_result
 from kqueue.cli.sources import Entry
@@ -22,7 +23,6 @@ from kqueue.errors import InvalidRequest, JudgeUnavailable
 from kqueue.text import clean, one_line
 
 if TYPE_CHECKING:
-    from kqueue.autopsy.report import Report
     from kqueue.client import Client
     from kqueue.contract import Outcome, Request, Verdict
     from kqueue.judging import LocalJudge, Machine
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 #: Exit statuses, in order of precedence: this machine could not judge a kernel, a kernel was refused, a kernel failed.
 _UNJUDGED, _REFUSED, _FAILED = 3, 2, 1
 _STATUSES: Final = (_UNJUDGED, _REFUSED, _FAILED)
-#: Maximum seconds that are spent on shrinking one failure.
-_AUTOPSY_S: Final = 60.0
 #: Seconds without a change after which a file counts as saved, because editors write in several steps.
 _QUIET_S: Final = 0.3
 
@@ -96,14 +94,18 @@ def judge(
 
 @dataclass(slots=True)
 class _Task:
-    """A kernel with its result. ``status`` is its exit status, 0 if it passed."""
+    """A kernel with its result.
+
+    Attributes:
+        status: its exit status, 0 if it passed.
+        autopsy: the autopsy of its failure as a record, and the function that prints it.
+    """
 
     item: Item
     request: Request | None = None
     outcome: Outcome | None = None
     status: int = 0
-    report: Report | None = None
-    repro: Path | None = None
+    autopsy: tuple[dict[str, Any], Callable[[], None]] | None = None
 
     def fail(self, error: Exception, status: int) -> None:
         """Record and print the reason why there is no verdict."""
@@ -146,22 +148,17 @@ def _run(local: LocalJudge, task: _Task) -> None:
 
 def _dissect(local: LocalJudge, task: _Task, folder: Path) -> None:
     """Shrink a kernel's failure, if the failure depends on inputs."""
-    from kqueue.autopsy import run
-    from kqueue.autopsy.shrink import Autopsy, refused
-
-    if task.request is None or task.outcome is None or refused(task.outcome) is not None:
-        return
-    made = Autopsy(task.request, task.outcome)
-    task.report = run.by_judge(made, local, _AUTOPSY_S, lambda _: None)
-    task.repro = examine.write_repro(task.report, folder)
-    if task.report.ended == "interrupted":
+    if task.request is not None and task.outcome is not None:
+        for part in registry.attached("failure"):
+            task.autopsy = part.dissect(local, task.request, task.outcome, folder)
+    if task.autopsy is not None and task.autopsy[0]["ended"] == "interrupted":
         raise KeyboardInterrupt
 
 
 def _write(task: _Task, local: LocalJudge) -> None:
     record = task.item.to_json()
-    if task.report is not None:
-        record["autopsy"] = examine.autopsy_record(task.report, task.repro)
+    if task.autopsy is not None:
+        record["autopsy"] = task.autopsy[0]
     if task.outcome is not None and task.request is not None:
         record["verdict"] = {
             **task.outcome.model_dump(mode="json"),
@@ -178,10 +175,10 @@ def _print(tasks: Sequence[_Task], *, all_of_log: bool) -> None:
     elif tasks[0].outcome is not None:
         print_result(tasks[0].outcome, tasks[0].item.entry.fields["kernel"], {}, all_of_log=all_of_log)
     for task in tasks:
-        if task.report is not None:
+        if task.autopsy is not None:
             if len(tasks) > 1:
                 console().print(f"--- {one_line(task.item.entry.where)}", style="bold")
-            examine.show_autopsy(task.report, task.repro)
+            task.autopsy[1]()
 
 
 def _print_table(tasks: Sequence[_Task]) -> None:

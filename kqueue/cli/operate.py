@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from kqueue.config import Config
     from kqueue.doctor import Check
-    from kqueue.store.retention import Pruned
     from kqueue.sweeper import SweepReport
 
 
@@ -196,7 +195,7 @@ def sweep(
     Every fleet sweeps every few seconds by itself. Exits with 3 if Redis cannot be reached.
     """
     from kqueue.config import load
-    from kqueue.store import schema
+    from kqueue.store import retention, schema
 
     config = load()
     if prune and config.retention_days is None and config.log_retention_days is None:
@@ -205,8 +204,9 @@ def sweep(
         )
     with schema.checked(config.require_database(), application="kqueue sweep", pool_size=2) as engine:
         report = _sweep(engine, config)
-        if prune:
-            report = replace(report, pruned=report.pruned + _prune(engine, config))
+        days = config.retention_days, config.log_retention_days
+        while prune and (bite := retention.prune(engine, retention_days=days[0], log_retention_days=days[1])):
+            report = replace(report, pruned=report.pruned + bite)
     emit(report, _print_sweep, as_json=as_json, record=_record)
     if report.broker_error is not None:
         raise typer.Exit(3)
@@ -230,17 +230,6 @@ def _sweep(engine: Engine, config: Config) -> SweepReport:
             if report.swept or time.monotonic() >= deadline:
                 return report
             time.sleep(0.1)
-
-
-def _prune(engine: Engine, config: Config) -> Pruned:
-    from kqueue.store import retention
-
-    pruned = retention.Pruned()
-    while bite := retention.prune(
-        engine, retention_days=config.retention_days, log_retention_days=config.log_retention_days
-    ):
-        pruned += bite
-    return pruned
 
 
 def _print_sweep(report: SweepReport) -> None:

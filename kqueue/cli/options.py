@@ -142,12 +142,7 @@ def settings_of(
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A kernel to examine.
-
-    Attributes:
-        verdict: its verdict, or None for a file.
-        device: the device of a local judge, or None for the fleet.
-    """
+    """A kernel to examine, its verdict unless it is a file, and a local judge's device or None for the fleet."""
 
     request: Request
     verdict: Verdict | None = None
@@ -182,12 +177,9 @@ class Examined:
     assignments: Assignments = None
 
     def find(self, command: str, what: str | None = None) -> Subject:
-        """Return the kernel.
+        """Return the named kernel, or ``what`` of its problem.
 
-        Args:
-            command: name of the command. Its evaluations are in the batch of this name and the examined evaluation's
-                id.
-            what: another kernel of the problem, or None for the named one.
+        Its evaluations are in the batch of the command's name and the examined evaluation's id.
         """
         what = what or self.what
         if self.problem is None:

@@ -80,13 +80,10 @@ def emit(
     as_json: bool,
     record: Callable[[Any], Mapping[str, Any]] = asdict,
 ) -> None:
-    """Print a command's view.
+    """Print a command's view, which is a dataclass or a list of rows.
 
-    Args:
-        view: a dataclass, or a list of rows.
-        show: the function that prints it as text.
-        as_json: print one line of JSON instead, or one for each row of a list.
-        record: the function that returns the JSON fields of the view or of a row.
+    ``show`` prints it as text. With ``as_json`` it is one line of JSON, or one for each row, whose fields ``record``
+    returns.
     """
     if as_json:
         for row in cast("list[Any]", view) if isinstance(view, list) else [view]:
@@ -117,11 +114,8 @@ def table(columns: Columns[RowT], *, title: str = "", empty: str = "") -> Callab
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
     """Print a table. Columns whose words do not fit in the terminal are left out, and the last line has their names.
 
-    Args:
-        columns: names of the columns. Times and counts are aligned to the right.
-        rows: cells of each row. A :class:`rich.text.Text` is printed unchanged, None as an empty cell, and any other
-            value by :func:`text`.
-        title: the title, or an empty string for none.
+    Columns of times and counts are aligned to the right. A :class:`rich.text.Text` is printed unchanged, None as an
+    empty cell, and any other value by :func:`text`.
     """
     from rich import box
     from rich.cells import cell_len
@@ -184,13 +178,9 @@ def make_bar(*, quiet: bool = False) -> Progress:
 
 @contextmanager
 def progress(total: int, *, quiet: bool) -> Generator[Callable[[str], None]]:
-    """Show a bar of verdicts.
+    """Show a bar of ``total`` expected verdicts.
 
-    Args:
-        total: number of expected verdicts.
-
-    Yields:
-        A function to call with the category of each verdict, or with an empty string for a missing one.
+    Yield a function to call with the category of each verdict, or with an empty string for a missing one.
     """
     counts: dict[str, int] = {}
     with make_bar(quiet=quiet) as bar:

@@ -15,6 +15,7 @@ from uuid import UUID
 
 import typer
 
+from kqueue import registry
 from kqueue.cli import options
 from kqueue.cli.connection import detail_of
 from kqueue.cli.render import Columns, category_text, console, emit, print_table, say, table, text
@@ -158,10 +159,7 @@ def _print_verdict(verdict: Verdict, kernel: str, *, all_of_log: bool) -> None:
 def print_result(result: Outcome | Verdict, kernel: str, fields: Mapping[str, object], *, all_of_log: bool) -> None:
     """Print the result of one kernel in words. Its facts and evidence are in the JSON form only.
 
-    Args:
-        kernel: the kernel's source.
-        fields: further names and values to print.
-        all_of_log: print the whole log, not only its last lines.
+    ``fields`` are further names and values to print. ``all_of_log`` prints the whole log, not only its last lines.
     """
     from kqueue import feedback
     from kqueue.contract import Verdict
@@ -180,10 +178,8 @@ def print_result(result: Outcome | Verdict, kernel: str, fields: Mapping[str, ob
     )
     _print_block("in words", feedback.describe(result, kernel))
     if isinstance(result, Verdict) and not result.passed:
-        from kqueue.autopsy.shrink import refused
-
-        if refused(result) is None:
-            console().print(f"`kqueue autopsy {result.evaluation_id}` shrinks this failure to its smallest input")
+        for line in filter(None, (part.hint(result) for part in registry.attached("failure"))):
+            console().print(line)
     # Findings that ended the evaluation are among its facts.
     if findings := result.evidence.findings or result.facts.findings:
         _print_block("findings", "\n".join(map(finding, findings)))
@@ -391,10 +387,8 @@ def timeline(detail: Detail) -> Iterator[Event]:
 def lines_about(stream: BinaryIO, source: str, identity: UUID) -> Iterator[Event]:
     """Yield the lines of a log that name an evaluation, and the lines without a timestamp that follow them.
 
-    A line without a timestamp has the time of the line before it. One line is held in memory at a time.
-
-    Args:
-        stream: the log: JSON objects or text, perhaps with a prefix of a container or the journal on each line.
+    A line without a timestamp has the time of the line before it. One line is held in memory at a time. ``stream`` is
+    the log: JSON objects or text, perhaps with a prefix of a container or the journal on each line.
     """
     wanted = str(identity).encode()
     at: datetime | None = None

@@ -35,13 +35,7 @@ _OTHERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A kernel file or a JSON line, not yet validated as a request.
-
-    Attributes:
-        where: the kernel's path, or for example ``line 3``.
-        fields: the request's fields. Empty if they could not be read.
-        error: the reason why they could not be read, or None.
-    """
+    """A kernel file or a JSON line, not yet validated as a request, with the reason why it could not be read."""
 
     where: str
     fields: Mapping[str, Any]
@@ -91,11 +85,7 @@ def adapted(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_kernels(patterns: Sequence[str]) -> list[Path]:
-    """Return the files that the patterns name, in order and without duplicates.
-
-    Args:
-        patterns: paths, folders (for their ``*.py``) and globs.
-    """
+    """Return the files of paths, folders (their ``*.py``) and globs, in order and without duplicates."""
     paths: dict[Path, None] = {}
     for pattern in patterns:
         path = Path(pattern)
@@ -122,12 +112,7 @@ def _hidden(path: Path) -> set[str]:
 
 
 def read_settings(given: str | None, assignments: Iterable[str]) -> dict[str, Any]:
-    """Return the settings from ``--settings``, overridden by each ``--set path=value``.
-
-    Args:
-        given: a JSON file's path, or inline JSON.
-        assignments: the arguments of ``--set``, such as ``deadlines.check_s=5``.
-    """
+    """Return the settings in a JSON file or in inline JSON, overridden by each ``--set path=value``."""
     settings: dict[str, Any] = {}
     if given is not None:
         inline = given.lstrip().startswith("{")

@@ -59,13 +59,7 @@ _OF_RESULTS: Final = (
 
 @dataclass(slots=True)
 class Item:
-    """One line of output: a kernel or input line, and its result.
-
-    Attributes:
-        error: the reason why there is no verdict.
-        verdict: summary of ``result``, the verdict.
-        source: the kernel's source if it is the only one.
-    """
+    """One line of output: a kernel or input line, and its result, or the reason why there is none."""
 
     entry: Entry
     ticket: Ticket | None = None

@@ -194,16 +194,9 @@ def takes_any_lane(request: Request, fallback: str | None) -> bool:
 def lane_for(request: Request, live: Mapping[str, int], allow_idle_lane: bool, fallback: str | None) -> str:
     """Return the lane for a request.
 
-    Args:
-        request: the request, which names a lane or ``auto``.
-        live: the numbers of live workers by lane.
-        allow_idle_lane: True to accept a lane without live workers.
-        fallback: the lane that replaces a GPU lane without live workers, or None.
-
-    Raises:
-        InvalidRequest: the kernel cannot be judged on this lane.
-        UnknownLane: there is no such lane.
-        LaneUnavailable: no live worker serves the lane.
+    ``live`` has the numbers of live workers by lane. ``fallback`` replaces a GPU lane without live workers. Raise
+    InvalidRequest if the kernel cannot be judged on the lane, and LaneUnavailable if no live worker serves it, unless
+    ``allow_idle_lane``.
     """
     on_cpu = backends.find(request.backend).cpu and not request.settings.examine
     if request.lane == "auto":

@@ -44,15 +44,9 @@ _LONGEST_WAIT_S: Final = 30.0
 class Server:
     """The HTTP interface of a server. All methods except the constructor must run in one event loop.
 
-    Args:
-        url: its URL, ``http://host:18188`` or ``unix:///path``.
-        token: the token to send, or None.
-        retry_s: seconds for which a request is repeated before the error is raised.
-        connections: number of connections that are kept open.
-        transport: a transport that replaces the connection to ``url``. :meth:`close` closes it.
-
-    Raises:
-        ConfigError: ``url`` is neither an HTTP URL nor a unix socket's, or ``token`` is malformed.
+    ``url`` is ``http://host:18188`` or ``unix:///path``. A request is repeated for ``retry_s`` seconds before the error
+    is raised, and ``connections`` connections are kept open. ``transport`` replaces the connection to ``url``, and
+    :meth:`close` closes it. Raise ConfigError for another URL or a malformed token.
     """
 
     def __init__(
@@ -83,17 +77,8 @@ class Server:
     ) -> dict[str, Any]:
         """Return the server's answer, a JSON object. Repeat the request while the server cannot answer.
 
-        Args:
-            method: HTTP method.
-            path: path below the server's URL.
-            body: body that is sent as JSON.
-            query: parameters of the URL.
-            headers: additional headers of this request.
-            patient: True to repeat the request without a time limit.
-
-        Raises:
-            ServerUnavailable: the server cannot be reached, has no room, or is not a kqueue server.
-            KqueueError: another error of the server.
+        ``body`` is sent as JSON. ``patient`` repeats the request without a time limit. Raise ServerUnavailable if the
+        server cannot be reached, has no room, or is not a kqueue server, and other errors of the server as they are.
         """
         return _content(await self._answer(patient, method, path, params=query, json=body, headers=headers))
 

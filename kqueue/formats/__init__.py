@@ -1,32 +1,39 @@
 """Other projects' problems, translated into kqueue's form: ``Model``, ``get_inputs`` and ``SHAPES``.
 
-Each format is a module with ``find`` (its files at a path), ``read`` (its entries) and ``kernel`` (a kernel of the
-format as ``ModelNew``). Translation reads text and runs nothing. A translated problem is foreign code like any other.
+A feature attaches a format, a module with ``NAME``, ``TITLE``, ``find`` (its files at a path), ``read`` (entries) and
+``kernel`` (a kernel of the format as ``ModelNew``). Translation reads text and runs nothing. A translated problem is
+foreign code like any other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
-from typing import Final
+from pkgutil import resolve_name
+from typing import Any, Final
 
+from kqueue import registry
 from kqueue.errors import InvalidRequest
-from kqueue.formats import common, flashinfer, gpumode, kernelbook, robust_kbench
+from kqueue.formats import common
 from kqueue.formats.common import Problem, Refused, origin
 
-__all__ = ["FORMATS", "Problem", "Refused", "kernel", "one", "origin", "read", "recognise"]
+__all__ = ["Problem", "Refused", "kernel", "one", "origin", "read", "recognise"]
 
-#: The formats by name, in the order in which a path is tried.
-FORMATS: Final[dict[str, ModuleType]] = {one.NAME: one for one in (gpumode, flashinfer, robust_kbench, kernelbook)}
 #: Number of names that a message lists.
 _SHOWN: Final = 5
 
 
+@cache
+def _modules() -> dict[str, Any]:
+    """Return the formats by name, in the order in which a path is tried."""
+    return {module.NAME: module for module in map(resolve_name, registry.each_of("formats"))}
+
+
 def recognise(path: Path) -> str | None:
     """Return the name of the format of a file or folder, or None."""
-    return next((name for name, module in FORMATS.items() if module.find(path)), None)
+    return next((name for name, module in _modules().items() if module.find(path)), None)
 
 
 def read(path: Path) -> Iterator[Problem | Refused]:
@@ -35,9 +42,9 @@ def read(path: Path) -> Iterator[Problem | Refused]:
         raise InvalidRequest(f"{path}: No such file or directory")
     name = recognise(path)
     if name is None:
-        formats = ", ".join(module.TITLE for module in FORMATS.values())
+        formats = ", ".join(module.TITLE for module in _modules().values())
         raise InvalidRequest(f"{path}: has no problem in a known format ({formats})")
-    return FORMATS[name].read(path)
+    return _modules()[name].read(path)
 
 
 def one(path: Path, name: str | None) -> Problem:
@@ -57,7 +64,7 @@ def one(path: Path, name: str | None) -> Problem:
 def kernel(problem: str, source: str) -> str:
     """Return a kernel in the form that a translated problem needs. Other problems' kernels are returned unchanged."""
     facts = origin(problem)
-    module = FORMATS.get(str(facts.get("format")))
+    module = _modules().get(str(facts.get("format")))
     if module is None or "ModelNew" in common.defined(source):
         return source
     try:

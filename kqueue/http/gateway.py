@@ -208,10 +208,9 @@ class Gateway:
     ) -> list[AsyncTicket]:
         """Submit all requests or none, in one transaction.
 
-        Raises:
-            HttpError: 403 if a problem is new and the caller can only name stored ones. 429 if the caller has too many
-                evaluations without a verdict.
-            InvalidRequest: a request is wrong, or its priority exceeds the caller's.
+        Raise an HttpError 403 if a problem is new and the caller can only name stored ones, and 429 if the caller has
+        too many evaluations without a verdict. Raise InvalidRequest if a request is wrong, or its priority exceeds the
+        caller's.
         """
         async with self._admitted(caller, len(requests)):
             try:
@@ -289,9 +288,8 @@ class Gateway:
     async def cancel(self, caller: Caller, evaluation_id: UUID) -> bool:
         """Cancel an evaluation. Return False if it had its verdict.
 
-        Raises:
-            UnknownEvaluation: the caller sees no evaluation with this id.
-            HttpError: 403 if the caller sees it, and cannot cancel the work of other owners.
+        Raise UnknownEvaluation if the caller sees no evaluation with this id, and an HttpError 403 if the caller sees
+        it, and cannot cancel the work of other owners.
         """
         wide = tokens.Scope.CANCEL_ALL
         widest = caller.within(wide)

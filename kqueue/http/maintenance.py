@@ -45,7 +45,9 @@ async def cleanup(gateway: CurrentGateway, fleet: CurrentFleet, caller: Admin, w
     """
     swept = await gateway.read(_sweep, gateway.config)
     view = await fleet.renewed()
-    chosen = [device for device in view.devices if device.attended and _is_for_tests(device)]
+    # A test can return neither a drained GPU nor one with wrongly judged probes to service.
+    attended = (device for device in view.devices if device.attended)
+    chosen = [one for one in attended if one.gpu.state != GpuState.DRAINED and not one.gpu.is_left_alone]
     for device in chosen:
         await _test_now(gateway, device)
     over = await _until_decided(gateway, caller, fleet, {device.gpu.uuid for device in chosen}, wait_s)
@@ -161,11 +163,6 @@ async def _until_decided(gateway: Gateway, caller: Caller, fleet: Fleet, uuids: 
             if time.monotonic() >= deadline or gateway.stopping.is_set():
                 return False
             await asyncio.sleep(_LOOK_S)
-
-
-def _is_for_tests(device: Device) -> bool:
-    """Return True if a test can return the GPU to service."""
-    return device.gpu.state != GpuState.DRAINED and not device.gpu.is_left_alone
 
 
 def _decided(device: Device) -> bool:

@@ -232,11 +232,10 @@ class Server(uvicorn.Server):
         room: int | None = None,
         peer_uid: Callable[[socket.socket], int] = peer_uid,
     ) -> None:
-        """Create a server.
+        """Create a server with room for this number of connections, or for the limit on open files.
 
-        Args:
-            receive_s: maximum seconds from a new connection, or the end of its last request, to the end of a request.
-            room: maximum number of connections, or None for the limit on open files.
+        A request ends at most ``receive_s`` seconds after a new connection, or after the end of the connection's last
+        request.
         """
         super().__init__(
             uvicorn.Config(

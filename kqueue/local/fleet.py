@@ -87,11 +87,8 @@ class LocalFleet:
     def start(self) -> Self:
         """Start all parts, and wait until this host's slots are registered.
 
-        Flower and HTTP start meanwhile, and go on starting if they are late.
-
-        Raises:
-            LocalFleetError: a part is missing or ends while it starts, or the home is in use. The message names it and
-                shows the end of its log.
+        Flower and HTTP start meanwhile, and go on starting if they are late. Raise LocalFleetError if a part is missing
+        or ends while it starts, or the home is in use. The message names it and shows the end of its log.
         """
         home = self.config.home_path
         # Created and checked first, so that a missing part or a wrong setting is reported before the home is created.

@@ -118,24 +118,6 @@ class Waited(BaseModel):
     evaluations: list[Judged]
 
 
-class Dissected(BaseModel):
-    """The result of an autopsy."""
-
-    category: str
-    ended: Annotated[
-        str,
-        Field(description="`smallest`, `evaluations`, `time`, `not_again` (not reproduced) or `refused`."),
-    ]
-    before: Annotated[list[dict[str, Any]] | None, Field(description="Shapes and dtypes of the problem's inputs.")]
-    after: Annotated[list[dict[str, Any]] | None, Field(description="The same for the smallest failing problem.")]
-    elements_before: int | None
-    elements_after: int | None
-    fill: Annotated[str | None, Field(description="The values of floating inputs.")]
-    evaluations: int
-    seconds: float
-    report: Annotated[str, Field(description="The same text as in the content.")]
-
-
 class Submitted(BaseModel):
     """The result of one kernel of a submission: either an id or an error."""
 

@@ -111,11 +111,9 @@ def _not_json(error: ValidationError) -> JSONRPCError:
 def serve_http(address: str, hosts: Sequence[str], report: Callable[[str], None], sees: Sees, limits: str) -> None:
     """Serve streamable HTTP until SIGTERM, SIGINT or SIGHUP. Every request must carry a token of the fleet.
 
-    Args:
-        address: ``host:port``. Port 0 selects any free port.
-        hosts: additional names by which clients reach this server.
-        report: is called with a line that names the address.
-        sees, limits: see :class:`~kqueue.mcp.connection.Connection`.
+    ``address`` is ``host:port``. Port 0 selects any free port, and ``report`` is called with a line that names it.
+    ``hosts`` are additional names by which clients reach this server. ``sees`` and ``limits`` belong to
+    :class:`~kqueue.mcp.connection.Connection`.
     """
     host, port = _split(address)
     connection = Connection(relays=True, sees=sees, limits=limits)

@@ -21,11 +21,9 @@ from kqueue.errors import InvalidRequest
 from kqueue.evidence import NEEDS, Facts
 from kqueue.figures import brief
 from kqueue.mcp import evaluations, files, rendering
-from kqueue.mcp.autopsy import dissect
 from kqueue.mcp.connection import Call, Caller, Connection, caller_of
 from kqueue.mcp.schemas import (
     MOST,
-    Dissected,
     EvaluationId,
     Fresh,
     Judged,
@@ -48,9 +46,6 @@ from kqueue.mcp.schemas import (
     with_advice,
 )
 from kqueue.text import short
-
-#: Maximum characters of a `repro.py` in an answer.
-_MOST_REPRO: Final = 64_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,34 +159,6 @@ async def wait(
 async def verdict(call: Call, evaluation_id: EvaluationId) -> Annotated[CallToolResult, Reported]:
     """Report on one evaluation: its verdict in the form of `judge`, or the reason why it has none yet."""
     return await _report(call, caller_of(call), evaluation_id, 0.0, None)
-
-
-@with_advice
-async def autopsy(
-    call: Call,
-    evaluation_id: EvaluationId,
-    budget_s: Annotated[
-        float, Field(ge=1, le=600, description="Seconds of the search. The best result by then counts.")
-    ] = 40.0,
-    priority: PriorityName = "interactive",
-    repro: Annotated[
-        bool, Field(description=f"Return repro.py too, if it has at most {_MOST_REPRO} characters.")
-    ] = False,
-) -> Annotated[CallToolResult, Dissected]:
-    """Find the smallest shape and the simplest input on which a failed kernel still fails in the same way.
-
-    A few dozen smaller problems are judged. The report has the shapes before and after, the first wrong values, and on
-    request `repro.py`: a failing program that needs only torch. It runs the kernel without a sandbox.
-    """
-    report = await dissect(call, caller_of(call), evaluation_id, budget_s, priority)
-    text = rendering.quoted("\n".join(report.lines()), "autopsy, with text of the kernel")
-    if repro and report.repro is not None:
-        if len(report.repro) > _MOST_REPRO:
-            text += f"\nrepro.py has {len(report.repro)} characters: `kqueue autopsy {evaluation_id}` writes it."
-        else:
-            text += f"\n{rendering.quoted(report.repro, 'repro.py, with untrusted sources')}"
-    record = {name: value for name, value in report.summary().items() if name in Dissected.model_fields}
-    return result(text, Dissected.model_validate(record | {"report": text}))
 
 
 @with_advice
@@ -352,7 +319,6 @@ _TOOLS: Final[Mapping[Callable[..., Any], ToolAnnotations]] = {
     submit: _SUBMITS,
     wait: _LOOKS,
     verdict: _LOOKS,
-    autopsy: _SUBMITS,
     sanitize: _SUBMITS,
     profile: _SUBMITS,
     cancel: _ENDS,

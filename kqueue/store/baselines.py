@@ -41,9 +41,7 @@ def put(
 ) -> None:
     """Cache a time. An existing one is kept, so that all speedups in an environment share one baseline.
 
-    Args:
-        problem_hash, environment_hash, settings_key, owner: the key of the time.
-        replace: overwrite an existing time, because it is no longer valid.
+    ``replace`` overwrites an existing time, because it is no longer valid.
     """
     with transaction(engine) as connection:
         row = insert(Baseline).values(

@@ -114,13 +114,11 @@ def _several(url: str) -> URL | None:
 
 
 def connect(url: str, *, application: str, pool_size: int = 5, fenced: bool = False) -> Engine:
-    """Return an engine on the database. It connects on first use.
+    """Return an engine on the database, whose URL has SQLAlchemy's or libpq's form. It connects on first use.
 
-    Args:
-        url: SQLAlchemy or libpq URL of Postgres.
-        application: name shown in ``pg_stat_activity``.
-        pool_size: number of persistent connections. Two more can be opened temporarily.
-        fenced: refuse transactions outside :func:`acting`, so that no query can forget for whom it reads.
+    ``application`` is the name in ``pg_stat_activity``. Of the connections ``pool_size`` are persistent, and two more
+    can be opened temporarily. ``fenced`` refuses transactions outside :func:`acting`, so that no query can forget for
+    whom it reads.
     """
     engine = create_engine(
         parse(url),
@@ -180,10 +178,9 @@ def connect_listener(url: str, *, application: str) -> psycopg.Connection:
 def translate() -> Generator[None]:
     """Raise kqueue's errors for errors of SQLAlchemy and psycopg that the statement did not cause.
 
-    Raises:
-        DatabaseUnavailable: Postgres is unreachable, refused the request or did not answer in time, or a migration has
-            just changed the result type of a prepared statement.
-        SchemaMismatch: a table, column or function that kqueue needs is missing.
+    It is DatabaseUnavailable if Postgres is unreachable, refused the request or did not answer in time, or a migration
+    has just changed the result type of a prepared statement. It is SchemaMismatch if a table, column or function that
+    kqueue needs is missing.
     """
     try:
         yield

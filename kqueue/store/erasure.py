@@ -71,14 +71,7 @@ _ERASE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """The numbers of rows that were erased.
-
-    Attributes:
-        evaluations: evaluations without their sources, labels, settings, verdicts and logs. Their times stay.
-        sources, searches: removed problems and kernels, and removed searches.
-        tokens: revoked tokens.
-        left: evaluations that a worker still executes. Another call erases them.
-    """
+    """The numbers of rows that were erased. ``left`` are evaluations that a worker executes: call again for these."""
 
     evaluations: int
     sources: int
@@ -93,9 +86,8 @@ class Erased:
 def erase(engine: Engine, owner: str, *, cancel: Callable[[UUID], object], patience_s: float = 0.0) -> Erased:
     """Revoke an owner's tokens, cancel its evaluations, erase its finished work, and log the numbers.
 
-    Args:
-        cancel: cancels an evaluation, and stops it if it runs.
-        patience_s: seconds to wait until workers have ended its evaluations.
+    ``cancel`` cancels an evaluation, and stops it if it runs. The end of evaluations is awaited for ``patience_s``
+    seconds.
     """
     whose = select(Token.id).where(Token.owner == owner)
     with transaction(engine) as connection:

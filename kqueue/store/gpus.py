@@ -153,12 +153,9 @@ def see_memory(
     capacity_bytes: int | None,
     waiting: Sequence[tuple[str, int, float]],
 ) -> None:
-    """Record the reserved memory of a GPU, and the evaluations that wait for a reservation.
+    """Record the sum of all reservations of a GPU's memory, its maximum if there is any, and the waiting evaluations.
 
-    Args:
-        booked_bytes: the sum of all reservations.
-        capacity_bytes: the maximum of that sum. None if there are no reservations.
-        waiting: label, requested bytes and seconds waited of each waiting evaluation, the next one first.
+    Of each waiting evaluation ``waiting`` has label, requested bytes and seconds waited, the next one first.
     """
     with transaction(engine) as connection:
         memory: Any = null()
@@ -185,12 +182,7 @@ def find(engine: Engine, *, uuids: Collection[str] | None = None, host: str | No
 
 
 def resolve(engine: Engine, named: str, *, host: str) -> GpuStatus:
-    """Return the GPU that an operator named.
-
-    Args:
-        named: its index on ``host``, its UUID, or the beginning of its UUID.
-        host: the host to which an index refers.
-    """
+    """Return the GPU that an operator named by its index on ``host``, its UUID, or the beginning of its UUID."""
     gpus = find(engine)
     if named.isdigit():
         matches = [gpu for gpu in gpus if gpu.host == host and gpu.index == int(named)]
@@ -231,12 +223,9 @@ def quarantine(connection: Connection, uuid: str, *, reason: str) -> None:
 
 
 def suspect(connection: Connection, uuid: str, *, reason: str, failed: bool) -> None:
-    """Within the caller's transaction, request a self-test of a GPU from its supervisor.
+    """Within the caller's transaction, request a self-test of a GPU from its supervisor. Other devices are ignored.
 
-    Args:
-        uuid: the GPU. Other devices are ignored.
-        reason: the suspect GPU report, in one line.
-        failed: True if a self-test failed, False for any other sign of a fault.
+    ``failed`` is True if a self-test failed, and False for any other sign of a fault.
     """
     connection.execute(
         update(Gpu)
@@ -258,16 +247,9 @@ def ask_for_test(engine: Engine, uuid: str, *, reason: str, failed: bool = False
 def reset(engine: Engine, uuid: str, *, reason: str, grace_s: float) -> bool:
     """Take a GPU out of service, restart its workers, and return it to service when it passes a self-test.
 
-    A drained GPU is tested too, and stays drained whatever the result. A GPU that :func:`quarantine` took out of
-    service is unchanged, because it can pass every self-test.
-
-    Args:
-        uuid: the GPU, whatever its state.
-        reason: the origin of the request, in one line.
-        grace_s: seconds after which running evaluations are aborted and retried elsewhere.
-
-    Returns:
-        False if nothing was changed, because only :func:`resume` can return the GPU to service.
+    A drained GPU is tested too, and stays drained whatever the result. Evaluations that run after ``grace_s`` seconds
+    are aborted and retried elsewhere. Return False, with nothing changed, for a GPU that :func:`quarantine` took out of
+    service: it can pass every self-test, and only :func:`resume` returns it to service.
     """
     with transaction(engine) as connection:
         connection.execute(select(Gpu.uuid).where(Gpu.uuid == uuid).with_for_update())

@@ -36,12 +36,8 @@ class Listener:
     """Waits for verdicts in a thread, which starts with the first :meth:`watch`.
 
     It reads the database after each connection or reconnection and every two seconds, so a missing notification or a
-    broken connection delays an answer but never loses it.
-
-    Args:
-        url: the database whose notifications it receives.
-        engine: an engine on the same database, for reading verdicts.
-        application: name shown in ``pg_stat_activity``.
+    broken connection delays an answer but never loses it. ``url`` and ``engine`` are of one database. ``application``
+    is the name in ``pg_stat_activity``.
     """
 
     def __init__(self, url: str, engine: Engine, *, application: str) -> None:

@@ -179,11 +179,8 @@ class Record:
 def step(engine: Engine, *, share: float, live_s: float) -> Step:
     """Settle probes, pause devices that judged them wrongly, and submit due probes, in several transactions.
 
-    Concurrent sweepers are safe: only one settles each probe, and each due probe is submitted once.
-
-    Args:
-        share: number of probes for each judged evaluation. 0 submits none.
-        live_s: seconds without a heartbeat for which a worker counts as alive.
+    Concurrent sweepers are safe: only one settles each probe, and each due probe is submitted once. ``share`` probes
+    are submitted for each judged evaluation. A worker counts as alive for ``live_s`` seconds without a heartbeat.
     """
     with transaction(engine) as connection:
         connection.execute(_ALONE)
@@ -239,10 +236,9 @@ def listing(engine: Engine, *, since: datetime, limit: int) -> list[Settled]:
 
 
 def record(engine: Engine, *, live_s: float, since: datetime | None = None) -> Record:
-    """Return the results of probes since a time, or without ``since`` of the last day.
+    """Return the results of probes since a time, or of the last day.
 
-    Args:
-        live_s: seconds without a heartbeat for which a worker counts as alive.
+    A worker counts as alive for ``live_s`` seconds without a heartbeat.
     """
     with transaction(engine) as connection:
         begun = func.now() - _DAY if since is None else since
@@ -323,9 +319,7 @@ def _judgement(connection: Connection, row: Row[*tuple[Any, ...]]) -> Judgement:
 class _Suspicion:
     """The wrong ones among the last probes of a kind on a device, the latest first. There is at least one.
 
-    Attributes:
-        is_sure: True if chance is ruled out.
-        is_open: True if one more probe could rule it out.
+    ``is_sure`` is True if chance is ruled out, and ``is_open`` if one more probe could rule it out.
     """
 
     wrong: Sequence[Row[*tuple[Any, ...]]]

@@ -50,14 +50,7 @@ _EMPTY: Final = text("""
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """The numbers of rows that were removed or emptied.
-
-    Attributes:
-        evaluations: evaluations removed with their attempts and verdicts.
-        problems, kernels: sources removed because no evaluation refers to them.
-        workers: removed rows of workers that stopped long ago.
-        logs: verdicts whose logs were emptied.
-    """
+    """The numbers of rows that were removed or emptied. Sources are removed when no evaluation refers to them."""
 
     evaluations: int = 0
     problems: int = 0
@@ -75,13 +68,10 @@ class Pruned:
 def prune(engine: Engine, *, retention_days: float | None, log_retention_days: float | None) -> Pruned:
     """Remove and empty one batch of old rows. The result is empty if no more are left.
 
-    A verdict whose log is emptied also loses the long entries of its evidence, where ``emptied_at`` records the time.
-    An evaluation is removed with its idempotency key, so the same key then creates a new evaluation. Baselines, their
-    problems and environments are kept, except for probes. The results of probes are kept too.
-
-    Args:
-        retention_days: days since the verdict after which evaluations are removed. None keeps them.
-        log_retention_days: days since the verdict after which logs are emptied. None keeps them.
+    After ``log_retention_days`` a verdict's log is emptied. It also loses the long entries of its evidence, where
+    ``emptied_at`` records the time. After ``retention_days`` an evaluation is removed with its idempotency key, so the
+    same key then creates a new evaluation. None keeps them. Baselines, their problems and environments are kept, except
+    for probes. The results of probes are kept too.
     """
     pruned = Pruned()
     if retention_days is not None:

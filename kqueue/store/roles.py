@@ -395,15 +395,10 @@ def login(
 ) -> None:
     """Create a login that is a member of exactly one of the roles, or change the password of an existing one.
 
-    The server receives the password's verifier, never the password.
-
-    Args:
-        owner: owner of the submissions of a producer, which sees the rows of this owner only.
-        limits: greatest settings of a producer's submissions, by dotted path. Without any, an existing login keeps its.
-
-    Raises:
-        ConfigError: the existing ``name`` has more privileges, or the role does not exist yet.
-        DatabaseUnavailable: this user cannot create logins, or Postgres cannot be used.
+    The server receives the password's verifier, never the password. A producer sees the rows of its ``owner`` only.
+    ``limits`` are the greatest settings of its submissions, by dotted path. Without any, an existing login keeps its.
+    Raise ConfigError if the existing ``name`` has more privileges, or the role does not exist yet. Raise
+    DatabaseUnavailable if this user cannot create logins, or Postgres cannot be used.
     """
     if not password:
         raise ConfigError(f"no password was given for {name}")

@@ -39,11 +39,7 @@ def current(url: str) -> str | None:
 
 
 def check(engine: Engine) -> None:
-    """Return if the database's schema is the one that this version of kqueue needs.
-
-    Raises:
-        SchemaMismatch: it is not. The message says which side to upgrade.
-    """
+    """Return if the database's schema is the one that this version needs, or raise SchemaMismatch."""
     revision, wanted = _current(engine), head()
     if revision == wanted:
         return
@@ -57,12 +53,8 @@ def check(engine: Engine) -> None:
 def checked(url: str, *, application: str, pool_size: int = 1) -> Generator[Engine]:
     """Check the schema of a database and yield an engine on it, whose connections are closed at the end.
 
-    Args:
-        application: name shown in ``pg_stat_activity``.
-
-    Raises:
-        ConfigError: ``url`` is not a URL of a Postgres database.
-        SchemaMismatch: the schema is another version's.
+    ``application`` is the name shown in ``pg_stat_activity``. Raise ConfigError if ``url`` is not a URL of a Postgres
+    database. Raise SchemaMismatch if the schema is another version's.
     """
     engine = connect(url, application=application, pool_size=pool_size)
     try:

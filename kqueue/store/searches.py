@@ -143,9 +143,8 @@ def begin_step(
 ) -> tuple[Step, list[Proposal]]:
     """Record a step with its planned proposals in one transaction.
 
-    Args:
-        planned: columns of each proposal, including ``number`` and ``parent``.
-        digest: the text for the step's summariser.
+    ``planned`` has the columns of each, with ``number`` and ``parent``, and ``digest`` the text for the step's
+    summariser.
     """
     with transaction(engine) as connection:
         values = clean.json({"number": number, "digest": digest})

@@ -42,9 +42,7 @@ def begin(engine: Engine, token_id: UUID) -> str:
 def find(engine: Engine, secret: str, *, idle: timedelta = LIFETIME, used: bool = True) -> Known | None:
     """Return the token of the session with this secret, or None if either is not valid.
 
-    Args:
-        idle: longest time since the session's last use.
-        used: False if the request is no use of the session.
+    A session ends ``idle`` after its last use. ``used`` is False if the request is no use of the session.
     """
     mine = (Session.digest == digest_of(secret), Session.is_link.is_(False))
     query = select(*COLUMNS).join(Session, Session.token_id == Token.id)

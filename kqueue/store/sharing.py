@@ -72,12 +72,9 @@ class Entry:
 def share(engine: Engine, problem_hash: str, *, label: str | None = None, leaderboard: bool = False) -> Shared:
     """Share a problem of the session's owner with all owners, or change its label and leaderboard if it is shared.
 
-    Args:
-        label: its name, for people. None for the label of its last evaluation, or else a prefix of its hash.
-        leaderboard: let owners see each other's times for it.
-
-    Raises:
-        UnknownProblem: the owner has submitted no problem with this hash. A copy cannot be shared again.
+    The label is by default the one of its last evaluation, or a prefix of its hash. With ``leaderboard`` owners see
+    each other's times for it. Raise UnknownProblem if the owner has submitted no such problem. A copy cannot be shared
+    again.
     """
     last_label, settings = (
         select(what)
@@ -103,11 +100,7 @@ def share(engine: Engine, problem_hash: str, *, label: str | None = None, leader
 
 
 def unshare(engine: Engine, problem_hash: str) -> None:
-    """Stop sharing a problem of the session's owner. Owners that submitted against it keep their copies.
-
-    Raises:
-        UnknownProblem: the owner shares no problem with this hash.
-    """
+    """Stop sharing a problem of the session's owner. Owners that submitted against it keep their copies."""
     with transaction(engine) as connection:
         # With the right to delete, a producer's login could lock the table.
         if not connection.scalar(select(func.kqueue_unshare(problem_hash))):

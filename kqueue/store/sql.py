@@ -28,13 +28,10 @@ def any_text(values: Collection[str]) -> ColumnElement[Any]:
 
 
 def columns(kind: type[Any], *sources: Any, **named: ColumnElement[Any] | InstrumentedAttribute[Any]) -> list[Any]:
-    """Return the columns of a query whose rows :func:`read` returns as ``kind``.
+    """Return the columns of a query whose rows :func:`read` returns as ``kind``, a dataclass or a model of pydantic.
 
-    Args:
-        kind: a dataclass or a model of pydantic.
-        sources: tables and subqueries. The first one that has a column with a field's name provides it. A field that
-            none has gets its value from :func:`read`.
-        named: the columns of fields with other names.
+    The first source that has a column with a field's name provides it, unless ``named`` has a column. A field that none
+    has gets its value from :func:`read`.
     """
     known = {name: column.label(name) for name, column in named.items()}
     for source in sources:
@@ -55,8 +52,7 @@ def fetch(engine: Engine, kind: type[_T], query: Executable) -> list[_T]:
 def read(kind: type[_T], rows: Iterable[Row[*tuple[Any, ...]]], **more: Any) -> list[_T]:
     """Return rows as dataclasses. Columns have the fields' names, and text becomes the fields' enums.
 
-    Args:
-        more: values of fields without a column, the same for all rows.
+    ``more`` are the values of fields without a column, the same for all rows.
     """
     reader = _reader(kind)
     return [reader.validate_python({**row._mapping, **more}) for row in rows]  # pyright: ignore[reportPrivateUsage]

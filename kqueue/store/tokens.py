@@ -105,14 +105,9 @@ def create(
 ) -> tuple[Known, str]:
     """Create a token. Return it and its secret, which is not stored.
 
-    Args:
-        name: the holder's name, for people.
-        owner: owner of its submissions.
-        expires_after: the time for which the token is valid. None for no limit.
-        priority: the highest priority that its holder can request.
-        weight: its share of the devices, relative to other producers, which have 1 by default.
-        limits: upper limits of the numbers in its requests, by path (:mod:`kqueue.upper_limits`).
-        budget: its budget. None for no limit.
+    ``name`` is the holder's name, for people, and ``priority`` the highest one that its holder can request. ``weight``
+    is its share of the devices, relative to other producers, which have 1 by default. ``limits`` are upper limits of
+    the numbers in its requests, by path (:mod:`kqueue.upper_limits`).
     """
     secret = new_secret(PREFIX)
     with transaction(engine) as connection:
@@ -161,10 +156,8 @@ def _change(connection: Connection, which: str, values: Mapping[str, Any]) -> li
 def renew(engine: Engine, token_id: UUID, name: str, scopes: Collection[Scope]) -> str:
     """Replace a token's secret and return the new one. The old secret and its browser sessions become invalid.
 
-    A token without this id is created. A revoked or expired token becomes valid again.
-
-    Args:
-        name: the holder's name, for people.
+    A token without this id is created. A revoked or expired token becomes valid again. ``name`` is the holder's name,
+    for people.
     """
     secret = new_secret(PREFIX)
     row = {"name": name, "digest": digest_of(secret), "scopes": [scope.value for scope in scopes]}

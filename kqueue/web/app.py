@@ -12,7 +12,6 @@ from kqueue.errors import ConfigError
 from kqueue.http import app
 from kqueue.web import (
     assets,
-    autopsy,
     batches,
     compare,
     cost,
@@ -27,7 +26,7 @@ from kqueue.web import (
 )
 
 _PAGES: Final = (
-    session, assets, now, evaluations, evaluation, autopsy, problems, batches, compare, cost, days, search,
+    session, assets, now, evaluations, evaluation, problems, batches, compare, cost, days, search,
 )  # fmt: skip
 
 
@@ -46,5 +45,4 @@ def create_app(config: Config, **limits: Any) -> FastAPI:
     made = app.create_app(config, routers=routers, open_forms={session.LOGIN}, of_session=route.who, **limits)
     made.state.openid = openid
     made.state.glances = now.Glances()
-    made.state.autopsies = autopsy.Autopsies()
     return made

@@ -14,7 +14,7 @@ from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy import Engine
 
-from kqueue import contract, differences, examinations, feedback, statement
+from kqueue import contract, differences, examinations, feedback, registry, statement
 from kqueue.charts import Theme
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import BaselineError, Histogram, Isolation, Measurement, WrongMap
@@ -23,8 +23,7 @@ from kqueue.http.gateway import Gateway
 from kqueue.states import EvaluationState
 from kqueue.store import reports
 from kqueue.store.reports import Detail
-from kqueue.store.tokens import Scope
-from kqueue.web import autopsy, present
+from kqueue.web import present
 from kqueue.web.live import live
 from kqueue.web.parameters import CurrentGateway
 from kqueue.web.pictures import can_draw, picture
@@ -113,9 +112,8 @@ async def evaluation(
     if str(evaluation_id) != name:
         return RedirectResponse(f"/evaluations/{evaluation_id}", 303)
     fields = await gateway.read(_read, evaluation_id, against, within_s=gateway.config.live_s)
-    has_autopsy = bool(await autopsy.begun(gateway, evaluation_id))
-    may_begin = viewer.may(Scope.PROBLEMS) and autopsy.refusal(fields["verdict"]) is None
-    return page(request, "evaluation.html", has_autopsy=has_autopsy, may_begin_autopsy=may_begin, **fields)
+    parts = [await gateway.read(part, viewer, fields["detail"]) for part in registry.attached("evaluation")]
+    return page(request, "evaluation.html", attached=parts, **fields)
 
 
 @router.get("/live/evaluations/{evaluation_id}")

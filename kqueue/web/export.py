@@ -36,12 +36,9 @@ def offered() -> list[tuple[Format, str]]:
 
 
 async def as_file(form: Format, name: str, kind: type[Any], pages: AsyncIterable[Sequence[Any]]) -> StreamingResponse:
-    """Return at most :data:`MOST_ROWS` records as a file, which is sent while the records are read.
+    """Return at most :data:`MOST_ROWS` records as a file, which is sent while the records are read in pages.
 
-    Args:
-        name: name of the file in ASCII, without its extension.
-        kind: dataclass of the records. Its fields are the columns, except fields with mappings.
-        pages: the records in pages.
+    ``name`` is in ASCII, without an extension. The fields of ``kind`` are the columns, except fields with mappings.
     """
     columns = [name for name, field in kind.__dataclass_fields__.items() if not str(field.type).startswith("dict")]
     if form is Format.CSV:

@@ -13,7 +13,6 @@ from fastapi import Query, Request, Response
 from sqlalchemy import Engine
 
 from kqueue.errors import InvalidRequest
-from kqueue.http.gateway import Gateway
 from kqueue.store.reports import texts
 from kqueue.store.reports.texts import Hit, Where
 from kqueue.web.export import Format, as_file, one_page
@@ -69,20 +68,17 @@ async def search(
     found: _Found = {}
     refused = None
     if q is not None:
+        limit = _FOUND if form is Format.HTML else _FILE_FOUND
         try:
-            found = await _search(gateway, q, _FOUND if form is Format.HTML else _FILE_FOUND)
+            results = await asyncio.gather(*(gateway.read(_read, q, where, limit) for where in Where))
+            found = dict(zip(Where, results, strict=True))
         except InvalidRequest as error:
             refused = str(error)
     if form is not Format.HTML and refused is None:
-        results = [_result(where, hit, lines) for where, hits in found.items() for hit, lines in hits]
-        return await as_file(form, "search", Result, one_page(results))
+        listed = [_result(where, hit, lines) for where, hits in found.items() for hit, lines in hits]
+        return await as_file(form, "search", Result, one_page(listed))
     status = 200 if refused is None else 422
     return page(request, "search.html", status=status, q=q or "", found=found, refused=refused, most=_FOUND)
-
-
-async def _search(gateway: Gateway, q: str, limit: int) -> _Found:
-    results = await asyncio.gather(*(gateway.read(_read, q, where, limit) for where in Where))
-    return dict(zip(Where, results, strict=True))
 
 
 def _read(engine: Engine, q: str, where: Where, limit: int) -> list[tuple[Hit, list[Line]]]:

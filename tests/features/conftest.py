@@ -1,5 +1,3 @@
 """The command of a fleet. Modules that test the API, the page or the tools import the fixtures of these."""
 
-from __future__ import annotations
-
 from tests.cli.fixtures import *  # noqa: F403

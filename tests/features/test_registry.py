@@ -12,7 +12,7 @@ SOURCE = """
 from fastapi import APIRouter
 from kqueue.registry import Command, Feature
 
-router = APIRouter()
+router, NAME, find = APIRouter(), "mine", lambda path: path.suffix == ".mine"
 
 @router.get("/v1/mine")
 async def mine() -> str:
@@ -27,30 +27,33 @@ class Methods:
         return "wink"
 
 MINE = Feature(
-    name="mine", commands=(Command("greet", "third:greet", "watch"), Command("show", "third:greet", "judge")),
-    router="third:router", client="third:Methods", names={"greet": "third"}, trials=("mine-",),
+    name="mine", commands=(Command("greet", "third:greet", "wait"), Command("show", "third:greet", "judge")),
+    router="third:router", client="third:Methods", names={"greet": "third"}, trials=("mine-",), formats=("third",),
 )
 """
 PROGRAM = """
+from pathlib import Path
 import typer.main
 import kqueue
+from kqueue import formats
 from kqueue.cli import app
 from kqueue.config import load
 from kqueue.http.app import create_app
 
 root = typer.main.get_command(app)
 names = root.list_commands(None)
-assert names[names.index("watch") + 1] == "greet", names
+assert names[names.index("wait") + 1] == "greet", names
 assert root.get_command(None, "show").help.startswith("Show one evaluation."), "a feature replaced a command"
 assert "/v1/mine" in create_app(load(database_url="postgresql+psycopg://nowhere/none")).openapi()["paths"]
 assert kqueue.Client.wink(None) == "wink"
+assert formats.recognise(Path("a.mine")) == "mine"
 assert kqueue.greet.__module__ == "third"
 root(["greet"])
 """
 
 
 def test_another_package_adds_a_feature(tmp_path: Path) -> None:
-    """Its command, route, method and name follow from its description. It cannot replace a command."""
+    """Its command, route, method, name and format follow from its description. It cannot replace a command."""
     install(tmp_path, "mine", "third:MINE", SOURCE, group="kqueue.features")
     done = run(tmp_path, PROGRAM)
     assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr

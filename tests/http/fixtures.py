@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from sqlalchemy import Engine
@@ -20,7 +21,9 @@ from kqueue.store import roles, tokens
 from tests.http.standin import Served, end, worker_that_passes_all
 from tests.services import Server
 
-__all__ = ["application", "config", "database_url", "house", "judge", "judging", "login", "serve", "served", "token"]
+__all__ = [
+    "application", "config", "database_url", "house", "http", "judge", "judging", "login", "serve", "served", "token",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +75,13 @@ def serve(application: Callable[..., FastAPI]) -> Iterator[Callable[..., Served]
 def served(house: Served, worker_id: UUID) -> Served:
     """The module's server with one live CPU worker that judges nothing."""
     return house
+
+
+@pytest.fixture
+def http(served: Served) -> Iterator[httpx.Client]:
+    """A client of the server with the scope `admin`."""
+    with served.client() as client:
+        yield client
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ import torch
 from kqueue import Category, ConfigError, InvalidRequest, Measurement, Precision, Request, Verdict
 from kqueue.contract import Comparison, Phase
 from kqueue.evidence import Environment, ErrorFigures, Evidence, SpeedOfLightBound
+from kqueue.features.kernelbench.runs import pass_at_k, row_of, scores_of
 from kqueue.feedback import causes, describe
 from kqueue.integrations.common import lane_of, request_for, scorer
-from kqueue.kernelbench import pass_at_k, request_of, result_of, row_of, scores_of
+from kqueue.kernelbench import request_of, result_of
 from workers.judge.channel.parameters import described
 from workers.judge.pipeline import parameters
 

@@ -26,10 +26,11 @@ from tests.waiting import until
 COMMAND = [sys.executable, "-m", "kqueue", "mcp"]
 
 
-def over_stdio(environment: Mapping[str, str], *, mode: str = "auto") -> Client:
+def over_stdio(environment: Mapping[str, str], *options: str, mode: str = "auto") -> Client:
     """Return a client that starts `kqueue mcp` and hides its logs."""
     kept = {name: value for name, value in os.environ.items() if name == "KQUEUE_HOME"}
-    return Client(StdioServerParameters(command=COMMAND[0], args=COMMAND[1:], env={**kept, **environment}), mode=mode)
+    command, *arguments = (*COMMAND, *options)
+    return Client(StdioServerParameters(command=command, args=arguments, env={**kept, **environment}), mode=mode)
 
 
 @asynccontextmanager

@@ -153,13 +153,10 @@ class Duel(BaseModel):
 def state(
     trials: Sequence[tuple[Trial | None, Trial | None]], *, within: float | None = None, most: int = MOST
 ) -> Duel:
-    """Return the state of a duel.
+    """Return the state of a duel from its rounds, each with the trials of A and B. None stands for a missing verdict.
 
-    Args:
-        trials: the rounds in order, each with the trials of A and B. None stands for a missing verdict.
-        within: a duel ends as ``equal`` when the interval of the ratio is within ``1 / (1 + within)`` and
-            ``1 + within``.
-        most: number of rounds at which the duel ends.
+    A duel ends as ``equal`` when the interval of the ratio is within ``1 / (1 + within)`` and ``1 + within``, and at
+    the latest after ``most`` rounds.
     """
     sides = [[trial for pair in trials if (trial := pair[side]) is not None] for side in (0, 1)]
     ended = [[trial.category for trial in of] for of in sides]
@@ -200,11 +197,9 @@ def state(
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Two kernels that fight a duel.
+    """Two kernels that fight a duel. The requests differ in kernel, backend and label at most.
 
-    Attributes:
-        a, b: the requests. They differ in kernel, backend and label at most.
-        id: the id of the duel. It contains ``most`` and ``within``.
+    The id contains ``most`` and ``within``.
     """
 
     a: Request
@@ -217,8 +212,7 @@ class Match:
     ) -> Self:
         """Return a new duel of two requests, whose batch, key and reuse are ignored. ``key`` determines its id.
 
-        Raises:
-            InvalidRequest: the requests cannot be compared, or an option is out of range.
+        Raise InvalidRequest if the requests cannot be compared, or an option is out of range.
         """
         own = {"kernel", "backend", "kernel_label", "batch", "idempotency_key", "reuse"}
         if a.model_dump(exclude=own) != b.model_dump(exclude=own):
@@ -262,10 +256,9 @@ def order(identity: str, number: int) -> tuple[int, int]:
 
 
 def state_of(identity: str, trials: Sequence[Trial | None]) -> Duel:
-    """Return the state of the duel with this id from its trials, in the order of :meth:`Match.requests`.
+    """Return the state of a duel from its trials, in the order of :meth:`Match.requests`.
 
-    Raises:
-        InvalidRequest: no duel can have this id.
+    Raise InvalidRequest if no duel can have this id.
     """
     if (found := ID.fullmatch(identity)) is None:
         raise InvalidRequest("duel: an id of a duel is expected")
@@ -280,14 +273,9 @@ def state_of(identity: str, trials: Sequence[Trial | None]) -> Duel:
 def duel(evaluate: Callable[[list[Request]], Iterable[Result | InvalidRequest]], match: Match) -> Iterator[Duel]:
     """Fight a duel, and yield its state after each result. The last one has a reason.
 
-    Args:
-        evaluate: returns or yields the results of requests in their order, such as ``LocalJudge.map`` and
-            ``Client.evaluate_batch``. It gets all rounds up to the next look at once. Results that it yields one by one
-            are taken until the duel ends.
-        match: the kernels.
-
-    Raises:
-        InvalidRequest: a request was refused.
+    ``evaluate`` returns or yields the results of requests in their order, such as ``LocalJudge.map`` and
+    ``Client.evaluate_batch``. It gets all rounds up to the next look at once. Results that it yields one by one are
+    taken until the duel ends. Raise InvalidRequest if a request was refused.
     """
     results: list[Result | None] = []
     now = match.state(results)

@@ -84,12 +84,7 @@ async def _submit_rounds(gateway: Gateway, payer: Caller, requests: Sequence[Req
 
 
 def state_in(engine: Engine, identity: str) -> Duel:
-    """Return the state of the duel with this id.
-
-    Raises:
-        InvalidRequest: no duel can have this id.
-        UnknownEvaluation: there is no such duel.
-    """
+    """Return the state of the duel with this id, or raise UnknownEvaluation."""
     state_of(identity, [])  # checks the id
     ids = evaluations.in_batch(engine, BATCH + identity)
     if not ids:

@@ -302,7 +302,7 @@ def _problem(problem: Path | None, task_idx: int | None, level: int, kernelbench
         return problem
     if task_idx is None or kernelbench is None:
         raise InvalidRequest("--problem: give a file, or --task-idx with --level and --kernelbench")
-    from kqueue.kernelbench import problems_of
+    from kqueue.features.kernelbench.runs import problems_of
 
     # A KernelBench checkout has its levels in a folder with the same name.
     inner = kernelbench / "KernelBench"

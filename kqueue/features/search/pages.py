@@ -50,14 +50,9 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A run with the data of its page.
+    """A run with the data of its page. In the tree each proposal comes after its parent.
 
-    Attributes:
-        metric: the score by which kernels are compared.
-        tree: its proposals, each after its parent.
-        best: the best proposal, or None if no proposal has a score.
-        passed: the number of proposals that passed.
-        is_cut: True if the run has more proposals.
+    ``is_cut`` is True if the run has more proposals.
     """
 
     run: Run

@@ -180,12 +180,7 @@ def _complaint(fault: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An evaluation to run next.
-
-    Attributes:
-        calls: maximum number of timed calls.
-        repeat: 0 on the rungs, or the number of the repetition in the last comparison, from 1.
-    """
+    """An evaluation to run next. ``repeat`` is 0 on the rungs, or its number in the last comparison, from 1."""
 
     config: Config
     calls: int
@@ -194,13 +189,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of an entry.
-
-    Attributes:
-        right: True if the kernel passed.
-        score: higher is better. None if it is unknown.
-        device_s: seconds of exclusive use of the device.
-    """
+    """The result of an entry. A higher score is better, and None is unknown."""
 
     entry: Entry
     right: bool

@@ -25,12 +25,11 @@ Metric = Callable[[Verdict], float | None]
 
 
 def metrics_of(names: Sequence[str], *, timed: bool) -> dict[str, Metric]:
-    """Return the metrics with these names.
+    """Return the metrics with these names, which are policies or ``module:function``.
 
-    Args:
-        names: policies (:func:`~kqueue.integrations.common.scorer`), or ``module:function``. The working directory is
-            searched for modules first. A function receives a :class:`~kqueue.Verdict` and returns a number (higher is
-            better), or None if the kernel's quality is unknown.
+    Policies are described at :func:`~kqueue.integrations.common.scorer`. The working directory is searched for modules
+    first. A function receives a :class:`~kqueue.Verdict` and returns a number (higher is better), or None if the
+    kernel's quality is unknown.
     """
     if len(set(names)) != len(names):
         raise InvalidRequest("--metric: a metric is named twice")

@@ -200,7 +200,11 @@ class Model(Proposer):
 
     def summarize(self, problem: str, digest: str) -> str:
         """Ask the model for advice that is based on the digest."""
-        return self._ask(_summary_request(problem, digest))
+        return self._ask(
+            "Many kernels were tried as replacements of this PyTorch reference:\n\n"
+            f"```python\n{problem.strip()}\n```\n\nThese were the results:\n\n{digest}\n\n"
+            "Write in at most ten short lines what to avoid and what to try next. Answer with these lines only."
+        )
 
     def _ask(self, text: str) -> str:
         try:
@@ -262,15 +266,6 @@ def digest(proposals: Sequence[Proposal]) -> str:
     if slower:
         lines.append(f"Correct, but no better than their parents: {slower}.")
     return "\n".join(lines) or "Nothing was tried yet."
-
-
-def _summary_request(problem: str, text: str) -> str:
-    """Return the text that asks a model for advice based on a digest."""
-    return (
-        "Many kernels were tried as replacements of this PyTorch reference:\n\n"
-        f"```python\n{problem.strip()}\n```\n\nThese were the results:\n\n{text}\n\n"
-        "Write in at most ten short lines what to avoid and what to try next. Answer with these lines only."
-    )
 
 
 def _better(one: Proposal, parent: Proposal) -> bool:

@@ -63,11 +63,7 @@ class ProposalLine:
 
 
 def listed_runs(engine: Engine, *, named: str | None = None, limit: int = 50) -> list[ListedRun]:
-    """Return runs, the latest first.
-
-    Args:
-        named: a part of their names.
-    """
+    """Return runs, the latest first. ``named`` is a part of their names."""
     page = select(SearchRun).order_by(SearchRun.created_at.desc(), SearchRun.id).limit(limit)
     if named is not None:
         page = page.where(SearchRun.name.icontains(named, autoescape=True))

@@ -70,8 +70,7 @@ class Watcher:
 def recorded(engine: Engine, run: Run, plan: Task) -> Generator[None]:
     """Acquire exclusive use of a run during the block, and record its plan and its final state.
 
-    Raises:
-        InvalidRequest: another process runs it, or has run it since ``run`` was read.
+    Raise InvalidRequest if another process runs it, or has run it since ``run`` was read.
     """
     with searches.alone(engine, run.id):
         now = searches.find(engine, str(run.id))

@@ -4,6 +4,6 @@ from kqueue.registry import Command, Feature
 
 TOURNAMENT = Feature(
     name="tournament",
-    commands=(Command("tournament", f"{__name__}.command:tournament", "rejudge"),),
+    commands=(Command("tournament", f"{__name__}.command:tournament", "watch"),),
     runs={"tournament": f"{__name__}.command:TournamentRecord"},
 )

@@ -95,11 +95,7 @@ class Tournament:
     budget_s: float
 
     def next(self, results: Sequence[Result]) -> list[Entry] | None:
-        """Return the next batch, or None if the tournament is over.
-
-        Args:
-            results: the complete results of all batches so far. Their scores are speedups.
-        """
+        """Return the next batch, or None if the tournament is over. ``results`` are complete. Scores are speedups."""
         rungs = self._rungs()[:-1]
         last = results[-1].entry if results else Entry((), rungs[0])
         if last.repeat == FULL:

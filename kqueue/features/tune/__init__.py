@@ -4,7 +4,7 @@ from kqueue.registry import Command, Feature
 
 TUNE = Feature(
     name="tune",
-    commands=(Command("tune", f"{__name__}.command:tune", "rejudge"),),
+    commands=(Command("tune", f"{__name__}.command:tune", "watch"),),
     tool=f"{__name__}.tools:tune",
     trials=("tune-",),
     runs={"tune": f"{__name__}.command:TuneRecord"},

@@ -101,12 +101,7 @@ class Halving:
         """Return the next batch, or None if the run is complete.
 
         The run also ends when a result of the original is unknown, because nothing can then be compared with it.
-
-        Args:
-            results: the complete results of all batches so far.
-
-        Raises:
-            ConfigError: Optuna is not installed.
+        ``results`` are the complete results of all batches so far. Raise ConfigError if Optuna is not installed.
         """
         rungs = self.rungs()
         if not results:
@@ -125,15 +120,11 @@ class Halving:
             # Optuna's pruners are not used: they decide on each trial when it is reported, against earlier trials only.
             # SuccessiveHalvingPruner promotes a grid whole whose scores ascend, with twice the timed calls.
             return [Entry(one, due[0]) for one in promoted(best, self.finalists)]
-        return self._last(best[: self.finalists])
-
-    def _last(self, finalists: Sequence[Config]) -> list[Entry] | None:
-        if not finalists:
-            return None
         # The finalists take turns, so that a busy minute slows all of them.
-        return [
-            Entry(one, self.calls, repeat) for repeat in range(1, self.repeats + 1) for one in (ORIGINAL, *finalists)
-        ]
+        last_ones = (ORIGINAL, *best[: self.finalists])
+        return (
+            [Entry(one, self.calls, turn) for turn in range(1, self.repeats + 1) for one in last_ones] if best else None
+        )
 
     def challenger(self, results: Sequence[Result]) -> Config | None:
         """Return the configuration with the best median in the last comparison. None if it is the only one there."""
@@ -156,8 +147,7 @@ class Halving:
     def winner(self, results: Sequence[Result], confirmed: bool | None = None) -> Winner | None:
         """Return the winner so far. Return None if no kernel passed, or if a result of the original is unknown.
 
-        Args:
-            confirmed: True if the challenger won the duel with the original, or None without a duel.
+        ``confirmed`` is True if the challenger won the duel with the original, or None without a duel.
         """
         if unknown(results):
             return None
@@ -289,11 +279,7 @@ def unknown(results: Iterable[Result]) -> bool:
 
 
 def load_optuna() -> Any:
-    """Return the module ``optuna`` with its logging limited to errors.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Return the module ``optuna`` with its logging limited to errors. Raise ConfigError if it is not installed."""
     try:
         optuna = importlib.import_module("optuna")
     except ImportError as error:

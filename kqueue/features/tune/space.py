@@ -102,12 +102,9 @@ class Site:
 class Tunable:
     """A source with names whose values can be changed.
 
-    Args:
-        names: the names. A name that occurs in several kinds of sites needs a prefix (``macro:BLOCK``).
-
-    Raises:
-        InvalidRequest: the source is not valid Python, or is nested too deeply. Or a name has no site, has sites of
-            several kinds, has no plain value, shares its site with another name, or is assigned twice.
+    A name that occurs in several kinds of sites needs a prefix (``macro:BLOCK``). Raise InvalidRequest if the source is
+    not valid Python, or is nested too deeply. Or a name has no site, has sites of several kinds, has no plain value,
+    shares its site with another name, or is assigned twice.
     """
 
     def __init__(self, source: str, names: Sequence[str]) -> None:
@@ -131,8 +128,7 @@ class Tunable:
     def written(self, name: str, value: str) -> tuple[str | None, ...]:
         """Return the new text of each of a name's sites, or None for a site that has the value already.
 
-        Raises:
-            InvalidRequest: the name cannot have the value.
+        Raise InvalidRequest if the name cannot have the value.
         """
         with _readable():
             return tuple(_written(site, value) for site in self._sites[name])
@@ -144,8 +140,7 @@ class Tunable:
     def kernel(self, values: Mapping[str, str]) -> str:
         """Return the source with these values. Sites that have their value already are not rewritten.
 
-        Raises:
-            InvalidRequest: a name cannot have its value.
+        Raise InvalidRequest if a name cannot have its value.
         """
         changes: list[tuple[int, int, str]] = []
         for name, value in values.items():
@@ -467,11 +462,7 @@ Parameter = tuple[str, tuple[str, ...]]
 
 
 def parse(words: Iterable[str]) -> list[Parameter]:
-    """Parse ``BLOCK=64,128``, ``BLOCK=16..128..16`` and ``BLOCK=32..512..x2``.
-
-    Raises:
-        InvalidRequest: a word has none of these forms.
-    """
+    """Parse ``BLOCK=64,128``, ``BLOCK=16..128..16`` and ``BLOCK=32..512..x2``, or raise InvalidRequest."""
     parameters: list[Parameter] = []
     for word in words:
         name, mark, given = word.partition("=")
@@ -483,11 +474,7 @@ def parse(words: Iterable[str]) -> list[Parameter]:
 
 
 def from_values(values: Mapping[str, Sequence[Any]]) -> list[Parameter]:
-    """Return the parameters of a mapping of JSON values.
-
-    Raises:
-        InvalidRequest: a value is a list or an object.
-    """
+    """Return the parameters of a mapping of JSON values. Raise InvalidRequest if a value is a list or an object."""
 
     def word(name: str, value: Any) -> str:
         if isinstance(value, list | dict):
@@ -519,9 +506,8 @@ def _range(text: str) -> list[str]:
 class Space:
     """The configurations of a kernel.
 
-    Raises:
-        InvalidRequest: a name is not in the kernel (:class:`Tunable`), cannot have a value, or is given twice. Or there
-            is nothing to try.
+    Raise InvalidRequest if a name is not in the kernel (:class:`Tunable`), cannot have a value, or is given twice, or
+    if there is nothing to try.
     """
 
     def __init__(self, kernel: str, parameters: Sequence[Parameter]) -> None:

@@ -88,9 +88,8 @@ class Claim:
     def request(self) -> Request:
         """The submitted sources and settings.
 
-        Raises:
-            SchemaMismatch: another version of kqueue wrote a request that this one cannot read.
-            InvalidRequest: no version can read the request, or the sources do not match their hashes.
+        Raise SchemaMismatch if another version of kqueue wrote a request that this one cannot read, and InvalidRequest
+        if no version can read it, or the sources do not match their hashes.
         """
         try:
             request = Request.model_validate(self.stored)
@@ -161,12 +160,9 @@ def warm_up(engine: Engine, *, worker_id: UUID) -> None:
 def set_environment(engine: Engine, attempt_id: int, facts: dict[str, Any], *, conditions: str | None) -> str:
     """Record the environment of an attempt and the fingerprint of its worker. Return the environment's hash.
 
-    Args:
-        attempt_id: the attempt's row.
-        facts: the facts on which times depend, without any that change between attempts. ``device``, ``torch``,
-            ``python`` and ``host`` are required. ``driver``, ``cuda``, ``triton`` and more are optional.
-        conditions: all other properties on which this worker's verdicts depend, in any form, constant for its life.
-            None forbids the reuse of its verdicts.
+    Times depend on ``facts``, of which none changes between attempts. ``device``, ``torch``, ``python`` and ``host``
+    are required. ``driver``, ``cuda``, ``triton`` and more are optional. ``conditions`` are all other properties on
+    which this worker's verdicts depend, in any form, constant for its life. None forbids the reuse of its verdicts.
     """
     cleaned = clean.json(facts)
     digest = hashlib.sha256(json.dumps(cleaned, sort_keys=True).encode()).hexdigest()

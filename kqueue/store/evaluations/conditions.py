@@ -33,7 +33,7 @@ def no_trial(batch: ColumnElement[str | None] | InstrumentedAttribute[str | None
     Autopsies and some features make trials. Lists, rates, exports and leaderboards leave them out.
     """
     # The features are read when a statement is executed.
-    begins = bindparam(None, callable_=lambda: f"^({'|'.join(['autopsy-', *each_of('trials')])})", type_=Text())
+    begins = bindparam(None, callable_=lambda: f"^({'|'.join(each_of('trials'))})", type_=Text())
     algorithms = bindparam(None, callable_=lambda: each_of("runs"), expanding=True)
     runs = select(SearchRun.name).where(SearchRun.plan["algorithm"].astext.in_(algorithms))
     return func.coalesce(and_(~batch.regexp_match(begins), batch.not_in(runs)), true())

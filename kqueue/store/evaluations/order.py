@@ -135,11 +135,7 @@ _ROOM: Final = text("""
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """An evaluation that is among the next of its lane.
-
-    Attributes:
-        published: True if it has a message in Redis.
-    """
+    """An evaluation that is among the next of its lane. ``published`` is True if it has a message in Redis."""
 
     id: UUID
     priority: Priority
@@ -168,12 +164,7 @@ class Used:
 
 @dataclass(slots=True)
 class Shares:
-    """The recent use of one resource by all producers.
-
-    Attributes:
-        used: the use by priority and producer.
-        mean_s: mean duration in seconds of an attempt of any producer.
-    """
+    """The recent use of one resource by all producers, and the mean duration of an attempt."""
 
     used: dict[tuple[Priority, str], Used] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -202,10 +193,7 @@ def upcoming(engine: Engine, slots: Mapping[str, int]) -> dict[str, list[Next]]:
     """Return the next evaluations of each lane in order, as many as its window holds.
 
     Evaluations with earlier attempts are extra, up to as many again, because the free worker might have to refuse them.
-    Lanes without waiting evaluations are omitted.
-
-    Args:
-        slots: the number of live workers of each lane.
+    Lanes without waiting evaluations are omitted. ``slots`` is the number of live workers of each lane.
     """
     most = max(map(window, (0, *slots.values())))
     heads: defaultdict[str, list[Next]] = defaultdict(list)
@@ -215,10 +203,10 @@ def upcoming(engine: Engine, slots: Mapping[str, int]) -> dict[str, list[Next]]:
             head = Next(row.id, priority, row.producer, row.submitted_at, row.attempts, row.published)
             heads[row.lane].append(head)
         _leave_out(heads, room(connection))
-        contested = any(_contested(waiting) for waiting in heads.values())
+        contested = any(len({(one.priority, one.producer) for one in waiting}) > 1 for waiting in heads.values())
         shares = read_shares(connection) if contested else defaultdict(Shares)
     return {
-        lane: list(_merged(waiting, deepcopy(shares[_resource(lane)]), window(slots.get(lane, 0))))
+        lane: list(_merged(waiting, deepcopy(shares[lane.partition(".")[0]]), window(slots.get(lane, 0))))
         for lane, waiting in heads.items()
     }
 
@@ -259,10 +247,7 @@ def charge(closed: CTE) -> CTE:
     """Return the part of a statement that charges an attempt's seconds to its producer.
 
     An attempt that could not be ended while Postgres was unavailable counts until its lease expired. Probes have no
-    producer and are not charged.
-
-    Args:
-        closed: the part that ends the attempt and returns its columns.
+    producer and are not charged. ``closed`` is the part that ends the attempt and returns its columns.
     """
     until = func.least(closed.c.ended_at, closed.c.lease_until)
     seconds = cast(func.greatest(0.0, func.extract("epoch", until - closed.c.started_at)), Double)
@@ -284,15 +269,6 @@ def _leave_out(heads: Mapping[str, list[Next]], left: dict[str, int]) -> None:
                 waiting.remove(one)
             elif one.producer in left:
                 left[one.producer] -= 1
-
-
-def _resource(lane: str) -> str:
-    return lane.partition(".")[0]
-
-
-def _contested(waiting: Iterable[Next]) -> bool:
-    """Return True if evaluations of more than one priority or producer wait."""
-    return len({(one.priority, one.producer) for one in waiting}) > 1
 
 
 def _merged(waiting: Iterable[Next], shares: Shares, most: int) -> Iterator[Next]:

@@ -31,11 +31,7 @@ def to_verdict(row: RowMapping) -> contract.Verdict:
 
 
 def verdict(engine: Engine, evaluation_id: UUID) -> contract.Verdict | None:
-    """Return the evaluation's verdict, or None while it has none.
-
-    Raises:
-        UnknownEvaluation: no evaluation has this id.
-    """
+    """Return the evaluation's verdict, or None while it has none."""
     by_id = verdicts(engine, [evaluation_id])
     if not by_id and not existing(engine, [evaluation_id]):
         raise UnknownEvaluation(evaluation_id)

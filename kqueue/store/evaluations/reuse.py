@@ -26,10 +26,8 @@ from kqueue.figures import is_noisy
 def answer(connection: Connection, ids: Collection[UUID], *, live_s: float) -> set[UUID]:
     """Within the caller's transaction, end queued evaluations that equal judged ones, and return them.
 
-    Evaluations that forbid reuse, had an attempt, or are locked by another transaction are skipped.
-
-    Args:
-        live_s: seconds without a heartbeat for which a worker counts as alive.
+    Evaluations that forbid reuse, had an attempt, or are locked by another transaction are skipped. A worker
+    counts as alive for ``live_s`` seconds without a heartbeat.
     """
     if not ids:
         return set()
@@ -40,9 +38,7 @@ def answer(connection: Connection, ids: Collection[UUID], *, live_s: float) -> s
 def fingerprint(environment_hash: str, conditions: str) -> str:
     """Return the hash of all properties of a worker on which its verdicts depend, except the request.
 
-    Args:
-        environment_hash: hash of the facts of its environment.
-        conditions: all other properties, in any form.
+    ``conditions`` are those that are no facts of its environment, in any form.
     """
     return hashlib.sha256(json.dumps([environment_hash, conditions]).encode()).hexdigest()
 

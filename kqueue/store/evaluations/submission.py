@@ -181,9 +181,7 @@ def _found(
 ) -> list[Row[*tuple[Any, ...]]]:
     """Return the row of each request: the one with its key, or the new one with its id in ``ids``.
 
-    Raises:
-        IdempotencyConflict: a request asks for another verdict than the row with its key.
-        _Removed: a row with a known key is gone.
+    Raise IdempotencyConflict if a row with a known key has another verdict, and _Removed if the row is gone.
     """
     keys = {request.idempotency_key for request in requests if request.idempotency_key is not None}
     rows = connection.execute(
@@ -210,11 +208,8 @@ def _found(
 def asks_for(request: Request, row: Row[*tuple[Any, ...]], *, any_lane: bool) -> bool:
     """Return True if a request asks for the verdict of an evaluation that has its key or was just written.
 
-    Labels, batch, priority, producer and queue wait do not influence a verdict.
-
-    Args:
-        row: the evaluation's ``problem_hash``, ``kernel_hash``, ``lane``, ``settings`` and ``reuse``.
-        any_lane: the request accepts any lane.
+    Labels, batch, priority, producer and queue wait do not influence a verdict. ``any_lane`` accepts any lane. The row
+    has ``problem_hash``, ``kernel_hash``, ``lane``, ``settings`` and ``reuse``.
     """
     if (row.problem_hash, row.kernel_hash) != (request.problem_hash, request.kernel_hash):
         return False

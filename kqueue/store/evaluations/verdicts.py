@@ -116,10 +116,7 @@ def warm_up_finish(engine: Engine) -> None:
 def cancel(engine: Engine, evaluation_id: UUID) -> bool:
     """End an evaluation as ``cancelled``, or return False if it already has a verdict.
 
-    A running attempt stays open until its worker ends it.
-
-    Raises:
-        UnknownEvaluation: no evaluation has this id.
+    A running attempt stays open until its worker ends it. Raise UnknownEvaluation if no evaluation has this id.
     """
     with transaction(engine) as connection:
         # A function of the database does this, because producers lack the right to write verdicts.
@@ -206,13 +203,8 @@ def lose_worker(
 ) -> list[tuple[UUID, Recorded]]:
     """End a worker's open attempts as ``worker_lost`` at once, because the caller observed the worker's death.
 
-    Each has a separate transaction.
-
-    Args:
-        evaluation_id: the only evaluation to end, if the worker itself lives. None for all.
-        retry_delay_s: seconds before a second try.
-        message: one line for people.
-        handed_back: the worker was asked to stop, so its attempts do not count as tries.
+    Each has a separate transaction. If the worker itself lives, only ``evaluation_id`` ends. ``message`` is one line
+    for people. ``handed_back`` means that the worker was asked to stop, so its attempts do not count as tries.
     """
     with transaction(engine) as connection:
         running = connection.execute(

@@ -67,11 +67,7 @@ class Cell:
 
 
 def known_batches(engine: Engine, *, beginning: str = "", limit: int = 50) -> list[KnownBatch]:
-    """Return batches, the latest submission first.
-
-    Args:
-        beginning: the prefix of their names.
-    """
+    """Return batches, the latest submission first. ``beginning`` is the prefix of their names."""
     # The rows' times are exact to a second, so some more batches are read.
     latest = (
         select(Batch.name)
@@ -128,8 +124,7 @@ def matrix(engine: Engine, names: Sequence[str]) -> list[Cell]:
 def batch_faults(engine: Engine, batch: str, counts: Mapping[Category, int]) -> list[BatchFault]:
     """Return the kinds of failures in a batch, each with an example, the most frequent first.
 
-    Args:
-        counts: the number of verdicts of each category (:class:`BatchState`).
+    ``counts`` are the numbers of its verdicts by category.
     """
     failed = [category for category in counts if category not in RIGHT]
     given = func.unnest(literal(failed, ARRAY(Text))).table_valued("category").render_derived()

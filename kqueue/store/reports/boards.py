@@ -182,12 +182,7 @@ class Profiled:
 def used_problems(
     engine: Engine, *, named: str | None = None, after: tuple[datetime, str] | None = None, limit: int = 25
 ) -> list[UsedProblem]:
-    """Return stored problems, the latest first.
-
-    Args:
-        named: a part of a label from their evaluations, or a prefix of their hash.
-        after: ``created_at`` and hash of the caller's last result, after which the list continues.
-    """
+    """Return stored problems, the latest first. ``named`` is a part of a label, or a prefix of their hash."""
     last = (
         select(Evaluation.problem_label, Evaluation.kernel_hash, Evaluation.submitted_at)
         .where(ITS_PROBLEM)
@@ -241,11 +236,7 @@ def leaderboard(
     backend: str | None = None,
     limit: int = 50,
 ) -> list[Placed]:
-    """Return a problem's kernels that passed and were timed, as in :func:`ranking`.
-
-    Args:
-        precision, backend, device: the only precision, backend and device model to list.
-    """
+    """Return a problem's kernels that passed and were timed, as in :func:`ranking`."""
     wanted = [Summary.problem_hash == problem_hash, no_trial(Summary.batch), _RANKED]
     if precision is not None:
         wanted.append(literal(precision) == _PRECISION)
@@ -267,12 +258,9 @@ def ranking(
     """Return kernels that passed and were timed, the largest speedup first, those under unusual settings last.
 
     A kernel has one line for each problem, precision, device model and other :data:`~kqueue.contract.RULES`, with the
-    median of its measurements, so that a lucky one does not rank it. Reused verdicts do not count as measurements.
-
-    Args:
-        since: earliest time of the verdict.
-        filters: conditions on the evaluations. A kernel that has such an evaluation is ranked by all of its
-            measurements. With a batch, only measurements of the batch count.
+    median of its measurements, so that a lucky one does not rank it. Reused verdicts do not count as measurements. A
+    kernel that has an evaluation with ``filters`` is ranked by all of its measurements. With a batch, only measurements
+    of the batch count.
     """
     chosen = select(Evaluation.problem_hash, Evaluation.kernel_hash).join(Kernel, ITS_KERNEL)
     chosen = chosen.join(Verdict, Verdict.evaluation_id == Evaluation.id).where(*conditions(filters))
@@ -420,11 +408,7 @@ def profiled(engine: Engine, problem_hash: str, *, limit: int = 7) -> list[Profi
 
 
 def evaluation_of(engine: Engine, kernel_hash: str) -> UUID:
-    """Return the evaluation to show for a kernel: its median valid measurement, or else its last evaluation.
-
-    Raises:
-        UnknownEvaluation: no evaluation has this kernel.
-    """
+    """Return the evaluation to show for a kernel: its median valid measurement, or else its last evaluation."""
     times = (Summary.runtime_ms, Summary.evaluation_id)
     measured = select(Summary.evaluation_id).where(Summary.kernel_hash == kernel_hash, *MEASURED).order_by(*times)
     latest = select(Evaluation.id).where(Evaluation.kernel_hash == kernel_hash, REAL)

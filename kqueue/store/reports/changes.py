@@ -119,11 +119,8 @@ def changes(engine: Engine, first: str, second: str) -> Changes:
     """Return the changes from the batch ``first`` to the batch ``second``.
 
     Kernels are paired by their labels where both batches use the same labels for a problem. Otherwise the best kernels
-    for the problem are paired, which are the right ones with the highest speedups.
-
-    Raises:
-        UnknownEvaluation: a batch has no verdict.
-        InvalidRequest: a batch is too large.
+    for the problem are paired, which are the right ones with the highest speedups. Raise UnknownEvaluation if a batch
+    has no verdict. Raise InvalidRequest if a batch is too large.
     """
     sides = _judged(engine, first), _judged(engine, second)
     before, after = ({(one.problem_hash, one.kernel_label) for one in side} for side in sides)

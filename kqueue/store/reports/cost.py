@@ -92,13 +92,7 @@ WAITED_S: Final = _seconds(func.coalesce(TRIED.c.begun_at, Verdict.finished_at) 
 
 
 def cost(engine: Engine, *, by: By, since: datetime | None, batch: str | None = None, limit: int = 100) -> list[Cost]:
-    """Return the cost of evaluations with verdicts since a time, the highest first.
-
-    Args:
-        by: the key by which costs are summed.
-        since: the time. None for all stored evaluations.
-        batch: the only batch to count.
-    """
+    """Return the cost of evaluations with verdicts since a time, the highest first, summed by a key."""
     wanted: list[ColumnElement[bool]] = [REAL]
     if since is not None:
         wanted.append(Verdict.finished_at >= since)

@@ -87,13 +87,7 @@ def crowds(engine: Engine) -> list[Crowd]:
 def outcomes(
     engine: Engine, *, since: datetime | None = None, problem_hash: str | None = None, batch: str | None = None
 ) -> dict[Category, int]:
-    """Return the number of evaluations of each category that occurs, in the categories' order.
-
-    Args:
-        since: earliest time of the verdict.
-        problem_hash: the whole hash of the only problem to count.
-        batch: the only batch to count.
-    """
+    """Return the number of evaluations of each category that occurs, in the categories' order."""
     query = select(Summary.category, func.count().label("number")).group_by(Summary.category)
     if since is not None:
         recent = select(Verdict.evaluation_id).where(Verdict.finished_at >= since)

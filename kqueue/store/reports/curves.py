@@ -81,12 +81,7 @@ def medians_of(problem_hash: str) -> Subquery:
 
 
 def best_so_far(engine: Engine, problem_hash: str, *, limit: int = 20_000) -> list[Point]:
-    """Return the candidates of a problem in the order of their verdicts.
-
-    Args:
-        problem_hash: the problem's whole hash.
-        limit: maximum number of results, which are the latest.
-    """
+    """Return the latest candidates of a problem in the order of their verdicts."""
     medians = medians_of(problem_hash)
     timed = and_(medians.c.kernel_hash == Summary.kernel_hash, Summary.speedup.is_not(None))
     latest = (

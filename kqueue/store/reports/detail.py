@@ -113,11 +113,8 @@ class Detail(Evaluation):
     def request(self, **changes: Any) -> contract.Request:
         """Return a request to judge the same kernel in the same way, without a batch.
 
-        Args:
-            changes: different fields of the request.
-
-        Raises:
-            InvalidRequest: a field is wrong, or the settings are another version's.
+        ``changes`` are other values of its fields. Raise InvalidRequest if one is wrong, or the settings are another
+        version's.
         """
         same = {
             "problem": self.problem,
@@ -134,9 +131,7 @@ class Detail(Evaluation):
 def resolve_id(engine: Engine, prefix: str) -> UUID:
     """Return the evaluation whose id is ``prefix``, or the only one whose id begins with it (at least four digits).
 
-    Raises:
-        UnknownEvaluation: no id matches.
-        InvalidRequest: several ids match, or ``prefix`` is neither an id nor a prefix of one.
+    Raise InvalidRequest if several ids match, or ``prefix`` is neither an id nor a prefix of one.
     """
     digits = prefix.strip().lower().replace("-", "")
     if not _MIN_PREFIX <= len(digits) <= 32 or not set(digits) <= set("0123456789abcdef"):
@@ -162,11 +157,8 @@ def ids_beginning(connection: Connection, digits: str) -> Sequence[UUID]:
 def show(engine: Engine, evaluation_id: UUID, *, within_s: float | None = None) -> Detail:
     """Return one evaluation in full.
 
-    Args:
-        within_s: seconds without a heartbeat for which a worker counts as alive. None returns no reason of a wait.
-
-    Raises:
-        UnknownEvaluation: no evaluation has this id.
+    A worker counts as alive for ``within_s`` seconds without a heartbeat. None returns no reason of a wait. Raise
+    UnknownEvaluation if no evaluation has this id.
     """
     with transaction(engine) as connection:
         row = connection.execute(

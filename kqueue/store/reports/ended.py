@@ -63,10 +63,8 @@ def finished(engine: Engine, *, after: tuple[datetime, UUID], limit: int) -> lis
     """Return the ids of evaluations with verdicts and the times of these, in order of time.
 
     A verdict's time is the start of its transaction, so an earlier one can appear after a later one. A caller that
-    polls must therefore start some seconds before its last result, and skip known evaluations.
-
-    Args:
-        after: a time and an id, after which the result begins.
+    polls must therefore start some seconds before its last result, and skip known evaluations. ``after`` is a time and
+    an id, after which the result begins.
     """
     order = (Verdict.finished_at, Verdict.evaluation_id)
     query = select(Verdict.evaluation_id, Verdict.finished_at).order_by(*order).limit(limit)

@@ -151,13 +151,7 @@ def results(
     limit: int = 100,
     **filters: Unpack[Filters],
 ) -> list[Listed]:
-    """Return finished evaluations, the latest verdict first.
-
-    Args:
-        since: earliest time of the verdict.
-        after: ``finished_at`` and id of the caller's last result, after which the list continues.
-        filters: conditions on the evaluations.
-    """
+    """Return finished evaluations, the latest verdict first. They follow ``finished_at`` and id of ``after``."""
     wanted = conditions(filters)
     if since is not None:
         wanted.append(Verdict.finished_at >= since)
@@ -175,13 +169,7 @@ def listing(
     limit: int = 100,
     **filters: Unpack[Filters],
 ) -> list[Listed]:
-    """Return evaluations, the latest submission first.
-
-    Args:
-        since: earliest time of submission.
-        after: ``submitted_at`` and id of the caller's last result, after which the list continues.
-        filters: conditions on the evaluations.
-    """
+    """Return evaluations, the latest submission first. They follow ``submitted_at`` and id of ``after``."""
     wanted = conditions(filters)
     if since is not None:
         wanted.append(Evaluation.submitted_at >= since)
@@ -202,12 +190,7 @@ def queued(engine: Engine, *, most: int = 10_000, **filters: Unpack[Filters]) ->
 def finished_in(
     engine: Engine, batch: str, *, since: datetime | None, after: tuple[datetime, UUID] | None, limit: int
 ) -> list[Listed]:
-    """Return the finished evaluations of a batch in the order of their ends.
-
-    Args:
-        since: earliest time of the verdict.
-        after: ``finished_at`` and id of the caller's last result, after which the list continues.
-    """
+    """Return a batch's finished evaluations in the order of their ends. They follow the end and id of ``after``."""
     wanted: list[ColumnElement[bool]] = [Evaluation.batch == batch, _FINISHED]
     if since is not None:
         wanted.append(Verdict.finished_at >= since)
@@ -221,11 +204,9 @@ _HASH_DIGITS: Final = 12
 
 
 def unfinished(engine: Engine, *, before: datetime | None = None, **filters: Unpack[Filters]) -> list[UUID]:
-    """Return the evaluations without a verdict, the oldest first.
+    """Return the evaluations without a verdict that were submitted before a time, the oldest first.
 
-    Args:
-        before: latest time of submission.
-        filters: conditions on the evaluations. At least 12 digits of a problem's hash are needed.
+    A filter needs at least 12 digits of a problem's hash.
     """
     wanted = [OPEN, *conditions({"trials": Trials.WITH, **filters})]
     if before is not None:
@@ -248,9 +229,7 @@ def best(
 ) -> list[Best]:
     """Return the rows of the view ``best_verdicts``, the largest speedup first.
 
-    Args:
-        problem: a problem's label, or a prefix of its hash.
-        device: a device model's name, or a part of it.
+    ``problem`` is a label or a prefix of a hash, and ``device`` a part of a device model's name.
     """
     wanted: list[ColumnElement[bool]] = []
     columns = _BEST.c

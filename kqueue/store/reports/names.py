@@ -42,15 +42,9 @@ class Named:
 def named(engine: Engine, word: str, *, among: Sequence[Kind] = tuple(Kind)) -> Named:
     """Return the problem, batch, run of a search or evaluation that a word names.
 
-    Problems are named by their hash, with or without ``sha256:``, or else by their label, runs by their name or id,
-    and evaluations by their id. The first digits of hashes and ids suffice. A run takes precedence over its batch,
-    which has its name.
-
-    Args:
-        among: the accepted kinds.
-
-    Raises:
-        InvalidRequest: it names no object, or several.
+    Problems are named by their hash, with or without ``sha256:``, or else by their label, runs by their name or id, and
+    evaluations by their id. The first digits of hashes and ids suffice. A run takes precedence over its batch, which
+    has its name. ``among`` are the accepted kinds. Raise InvalidRequest if it names no object, or several.
     """
     matches = [one for one in _matches(engine, word) if one.kind in among]
     runs = {one.key for one in matches if one.kind is Kind.RUN}

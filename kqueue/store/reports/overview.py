@@ -142,10 +142,8 @@ class Day:
 def days(engine: Engine, *, since: datetime, batch: str = "") -> list[Day]:
     """Return the days since a time, the first one first, and at most a year of them.
 
-    Days before the first verdict are left out, except in the last two weeks.
-
-    Args:
-        batch: the beginning of the names of the only batches to count. Empty for all evaluations.
+    Days before the first verdict are left out, except in the last two weeks. ``batch`` is the beginning of the names of
+    the batches that count, or empty for all evaluations.
     """
     day = cast(func.timezone("UTC", Summary.finished_at), Date).label("day")
     query = select(day, Summary.category, func.count()).where(Summary.finished_at >= since)

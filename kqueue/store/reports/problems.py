@@ -50,12 +50,7 @@ class ProblemDetail(StoredProblem):
 def problems(
     engine: Engine, *, problem: str | None = None, after: tuple[datetime, str] | None = None, limit: int = 100
 ) -> list[StoredProblem]:
-    """Return stored problems, the latest first.
-
-    Args:
-        problem: a label from one of its evaluations, or a prefix of its hash.
-        after: ``created_at`` and hash of the caller's last result, after which the list continues.
-    """
+    """Return stored problems, the latest first. ``problem`` is a label of an evaluation, or a prefix of a hash."""
     wanted: list[ColumnElement[bool]] = [REAL_PROBLEM]
     if problem is not None:
         labelled = select(Evaluation.problem_hash).where(Evaluation.problem_label == problem)
@@ -68,11 +63,7 @@ def problems(
 
 
 def problem(engine: Engine, problem_hash: str) -> ProblemDetail:
-    """Return a stored or shared problem with its source.
-
-    Raises:
-        UnknownProblem: no stored or shared problem has this hash.
-    """
+    """Return a stored or shared problem with its source."""
     one = select(Problem).where(Problem.hash == problem_hash).subquery()
     stored = fetch(engine, ProblemDetail, _labelled(one).add_columns(one.c.source))
     if stored:

@@ -65,11 +65,7 @@ _PROGRESS: Final = (
 
 
 def progress(engine: Engine, evaluation_id: UUID) -> Progress:
-    """Return the progress of an evaluation.
-
-    Raises:
-        UnknownEvaluation: no evaluation has this id.
-    """
+    """Return the progress of an evaluation. Raise UnknownEvaluation if no evaluation has this id."""
     rows = fetch(engine, Progress, _PROGRESS.where(Evaluation.id == evaluation_id))
     if not rows:
         raise UnknownEvaluation(evaluation_id)
@@ -124,11 +120,7 @@ class Earlier:
 def earlier(engine: Engine, request: Request, *, family: str, within_s: float | None, any_lane: bool) -> Earlier | None:
     """Return the last evaluation of ``request``'s problem and kernel whose idempotency key begins with ``family``.
 
-    Args:
-        request: the request that names problem and kernel.
-        family: the prefix of the keys.
-        within_s: seconds for which an answer stands. None for no limit.
-        any_lane: the request accepts any lane.
+    Its answer stands for ``within_s`` seconds, or without limit. ``any_lane`` accepts any lane.
     """
     answered = Verdict.blame.in_([Blame.NONE.value, Blame.CANDIDATE.value, Blame.PROBLEM.value])
     if within_s is not None:

@@ -77,8 +77,7 @@ def words_of(asked: str) -> list[tuple[str, bool]]:
 def parse(asked: str) -> str:
     """Return a search as a query of Postgres. A word with a star matches all words with that prefix.
 
-    Raises:
-        InvalidRequest: it has no word, too many words, or too short a prefix.
+    Raise InvalidRequest if it has no word, too many words, or too short a prefix.
     """
     parsed = words_of(asked)
     if not parsed or len(parsed) > _MOST_WORDS:
@@ -90,17 +89,11 @@ def parse(asked: str) -> str:
 
 
 def search(engine: Engine, asked: str, where: Where, *, limit: int = 20) -> list[Hit]:
-    """Return texts that contain all words, the latest first.
+    """Return texts of a kind that contain all words, the latest first. Characters between words are ignored.
 
     If very many texts match, :data:`_LOOKED_AT` of them and the :data:`_RECENT` latest texts are searched, so that the
-    latest hits are found too. For kernels only the latest :data:`_KERNELS` are searched.
-
-    Args:
-        asked: the words. Characters between words are ignored.
-        where: the kind of texts.
-
-    Raises:
-        InvalidRequest: the search is invalid (:func:`parse`), or took too long.
+    latest hits are found too. For kernels only the latest :data:`_KERNELS` are searched. Raise InvalidRequest if the
+    search is invalid (:func:`parse`), or took too long.
     """
     wanted = parse(asked)
     keys: set[tuple[Any, datetime]] = set()
@@ -108,7 +101,8 @@ def search(engine: Engine, asked: str, where: Where, *, limit: int = 20) -> list
         if where is Where.KERNELS:
             keys |= _keys(engine, _latest_kernels(asked, limit))
         else:
-            keys |= _keys(engine, _by_index(where), wanted)
+            key, at, _ = _TEXTS[where]
+            keys |= _keys(engine, select(key, at).where(*_conditions(where)).limit(_LOOKED_AT), wanted)
             if len(keys) == _LOOKED_AT:
                 keys |= _keys(engine, _latest(where), wanted)
     except DatabaseUnavailable as error:
@@ -133,11 +127,6 @@ def _public(hit: Hit, asked: str) -> Hit | None:
         rf"(?<![^\W_]){word}" + ("" if is_beginning else r"(?![^\W_])") for word, is_beginning in words_of(asked)
     )
     return replace(hit, text=text) if all(re.search(one, text, re.IGNORECASE) for one in patterns) else None
-
-
-def _by_index(where: Where) -> Select[*tuple[Any, ...]]:
-    key, at, _ = _TEXTS[where]
-    return select(key, at).where(*_conditions(where)).limit(_LOOKED_AT)
 
 
 def _latest(where: Where) -> Select[*tuple[Any, ...]]:

@@ -135,12 +135,9 @@ def trajectories(
     limit: int,
     **filters: Unpack[Filters],
 ) -> Generator[list[Trajectory]]:
-    """Yield finished evaluations in the order of their ends, through a cursor of the server. Memory is bounded.
+    """Yield evaluations that finished before ``until`` in the order of their ends, through a cursor of the server.
 
-    Args:
-        since, until: earliest time of the verdict, and the time before which it was reached.
-        after: ``finished_at`` and id of the caller's last row, after which the rows continue.
-        filters: conditions on the evaluations.
+    Memory is bounded. The rows follow ``finished_at`` and id of ``after``.
     """
     wanted: list[ColumnElement[bool]] = [*conditions(filters), Kernel.backend != PYTEST]
     if since is not None:

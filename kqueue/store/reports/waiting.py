@@ -104,12 +104,7 @@ class _Work:
 def waiting(engine: Engine, evaluation_id: UUID, *, within_s: float, counted: int = _COUNTED) -> Waiting | None:
     """Return the wait of an evaluation, or None if it does not wait.
 
-    Args:
-        within_s: seconds without a heartbeat for which a worker counts as alive.
-        counted: maximum number of counted evaluations of its lane.
-
-    Raises:
-        UnknownEvaluation: no evaluation has this id.
+    A worker counts as alive for ``within_s`` seconds without a heartbeat. At most ``counted`` evaluations are counted.
     """
     with transaction(engine) as connection:
         mine = connection.execute(

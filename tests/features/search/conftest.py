@@ -1,7 +1,5 @@
 """One live fleet on the `cpu` lane for the searches of this folder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,0 +1,5 @@
+"""Published claims, judged again (`docs/rejudged.md`)."""
+
+from kqueue.registry import Command, Feature
+
+REJUDGE = Feature(name="rejudge", commands=(Command("rejudge", f"{__name__}.command:rejudge", "watch"),))

@@ -1,0 +1,1 @@
+from tests.http.fixtures import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.integrations.fixtures import *  # noqa: F403
