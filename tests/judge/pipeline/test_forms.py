@@ -366,6 +366,30 @@ def test_profiles_are_told_beside_the_verdict(rig: Rig) -> None:
         assert all(bool(one.why) is not one.passed for one in rows)
 
 
+TWO, ONE = "x: (x.relu(), x.clamp(0))", Category.WRONG_OUTPUT_STRUCTURE
+
+
+@pytest.mark.parametrize(
+    ("reference", "right", "category"),
+    [
+        (TWO, "x: (lambda y: (y, y))(x.relu())", ONE),
+        ("x: (x.relu(), x[-1:].relu())", "x: (lambda y: (y, y[-1:]))(x.relu())", ONE),
+        ("x: (lambda y: (y, y))(x.relu())", "x: (lambda y: (y, y))(x.relu())", Category.PASSED),
+        ("x: (lambda y: (y, y))(x.mean(1, True).expand(4, 8))", "x: (x.mean(1, True) + 0 * x,) * 2", Category.PASSED),
+        (TWO, "x: torch.stack((x, x)).relu().unbind()", Category.PASSED),
+        (TWO, "x: torch.stack((x, x), -1).relu().unbind(-1)", Category.PASSED),
+    ],
+    ids=["same", "part", "as-the-reference", "expanded", "halves", "between-each-other"],
+)
+def test_outputs_share_memory_only_where_the_reference_s_do(
+    rig: Rig, reference: str, right: str, category: Category
+) -> None:
+    """Views of one buffer that do not overlap are separate memory."""
+    outcome = judge(rig, problem(reference), right)
+    assert outcome.category is category, outcome.message
+    assert outcome.passed or "output 1 shares memory with output 0" in outcome.message
+
+
 def test_a_missing_effect_on_an_input_is_named(rig: Rig) -> None:
     outcome = judge(rig, problem("y, x: x.mul_(2) + y", "return [torch.randn(8), torch.randn(8)]"), "y, x: x * 2 + y")
     assert outcome.category is Category.WRONG_VALUES

@@ -43,7 +43,7 @@ from workers.judge.channel.layout import put_back, refusal, taken_apart
 from workers.judge.channel.orders import Ask, Draw, Gradients, Order, Release
 from workers.judge.channel.protocol import Answer, Reply, Tag
 from workers.judge.channel.randomness import set_seed
-from workers.judge.channel.tensors import LASTING, MAX_TENSORS, Location, TensorSpec, View, widened
+from workers.judge.channel.tensors import LASTING, MAX_TENSORS, SHARED, Location, TensorSpec, View, widened
 from workers.judge.channel.wire import Command
 from workers.judge.host import linux
 
@@ -493,15 +493,17 @@ class ReferenceHarness(Harness):
             raise ProblemError(f"Model.forward returned {reason}")
         tensors = leaves[:MAX_TENSORS]
         locations: list[Location] = []
-        lasting = lasting_of(own.model)
-        for leaf in tensors:
+        lasting, memories = lasting_of(own.model), dict[int, int]()
+        for i, leaf in enumerate(tensors):
             if not self.can_locate(leaf):
                 locations.append(Location())
                 continue
-            number = own.input_of(leaf)
-            index = LASTING if leaf.untyped_storage().data_ptr() in lasting else 0
+            number, storage = own.input_of(leaf), leaf.untyped_storage().data_ptr()
+            first = memories.setdefault(storage, i)
+            index = LASTING if storage in lasting else SHARED + first if first < i else 0
             leaf = leaf.detach().resolve_conj().resolve_neg()
-            location, there = self._held_at(leaf.clone() if index and own.resets else leaf)  # another call changes it
+            # Another call changes the model's memory.
+            location, there = self._held_at(leaf.clone() if index == LASTING and own.resets else leaf)
             if ask.leaves or not any(there.data_ptr() == tensor.data_ptr() for tensor in held.inputs):
                 held.answers.append(there)  # an input is held already
             locations.append(replace(location, index=index if number is None else number + 1))

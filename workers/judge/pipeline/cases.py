@@ -48,6 +48,7 @@ class Form:
             outputs, whose aliases are their numbers, and then registered buffers that it changes.
         output_strides: strides of each output.
         output_aliases: for each output, the number of the input whose memory it shares, or None.
+        memories: for each output, a number that other outputs in the same memory have too.
         lasting: numbers of the outputs in memory of the reference's model.
         buffers: names of these buffers.
         initial: values to which they are reset before each call.
@@ -65,6 +66,7 @@ class Form:
     output_specs: tuple[TensorSpec, ...] = ()
     output_strides: tuple[tuple[int, ...], ...] = ()
     output_aliases: tuple[int | None, ...] = ()
+    memories: tuple[int, ...] = ()
     lasting: tuple[int, ...] = ()
     buffers: tuple[str, ...] = ()
     initial: tuple[torch.Tensor, ...] = ()

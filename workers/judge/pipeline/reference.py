@@ -23,7 +23,7 @@ from workers.judge.channel.bits import checksum
 from workers.judge.channel.orders import Order
 from workers.judge.channel.protocol import Reply
 from workers.judge.channel.randomness import ANY_SIZE, ENDS, KINDS, REGION, STEADY
-from workers.judge.channel.tensors import LASTING, MAX_DIMS, MAX_STRUCTURE_BYTES, MAX_TENSORS, paths
+from workers.judge.channel.tensors import LASTING, MAX_DIMS, MAX_STRUCTURE_BYTES, MAX_TENSORS, SHARED, paths
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.process import SealedProcess
 from workers.judge.pipeline import answers, checker, compare, rounding, static
@@ -405,6 +405,7 @@ class Reference:
         self.form.output_strides = tuple(tuple(location.stride) for location in reply.locations)
         indices = [location.index for location in reply.locations]
         self.form.output_aliases = tuple(index - 1 if 0 < index < LASTING else None for index in indices)
+        self.form.memories = tuple(i - SHARED if i else number for number, i in enumerate(indices))
         self.form.lasting = tuple(i for i, index in enumerate(indices) if index == LASTING and i < self.form.returned)
         self.written_bytes = min(reply.written_bytes, sum(map(bytes_of, specs)))
 
