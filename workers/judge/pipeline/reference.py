@@ -181,7 +181,7 @@ class Reference:
             first.outputs = self._outputs(self._call(first, afresh=True))
             taken = self.proxy.taken()
         self.draw_s, self.call_s = taken.draw_s, taken.call_s
-        self.form.resets, self.form.initial = taken.resets, taken.initial
+        self.form.resets, self.form.initial, self.form.unwatched = taken.resets, taken.initial, taken.unwatched
         self.form.buffers = taken.resets[: len(taken.initial)]
         if self.form.returned + len(self.form.mutated) != self.form.effects:
             raise invalid_problem("the reference reported other buffers than it answered with")
