@@ -245,7 +245,7 @@ class Reference:
             return "the reference has no reliable answer to any"
         if self.cache.is_late or not (self._most or self.wants_region):
             return "the reference is too slow for its deadline"
-        return "get_inputs() draws no numbers from torch that can be changed"
+        return "get_inputs() draws no numbers that can be changed"
 
     def answer(self, *cases: Case, exactly: bool = True) -> list[Case]:
         """Run the reference on cases, and in float64 where that is possible. Draw cases first that are not drawn.
