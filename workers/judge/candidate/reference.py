@@ -68,9 +68,9 @@ _ANSWERS: Final = "For any outputs it must return True, False, or a text that na
 
 def _differs(now: Any, before: torch.Tensor | int) -> bool | torch.Tensor:
     """Return whether a value differs from a copy or a checksum. On a GPU the former does not wait for the device."""
-    if isinstance(before, int):
+    if not is_plain(now) or isinstance(before, int):
         return not is_plain(now) or checksum(now.detach()) != before
-    return not is_plain(now) or TensorSpec.of(now) != TensorSpec.of(before) or differ(now.detach(), before)
+    return TensorSpec.of(now) != TensorSpec.of(before) or differ(now.detach(), before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +397,7 @@ class ReferenceHarness(Harness):
         # Compare all values on the first call, because writes that bypass torch change no version counter.
         few = sum(tensor.nbytes for tensor in given) <= _COPIED_BYTES
         before = [tensor.clone() for tensor in given] if few and self._effects is None else given
-        changes = self._changes() if self._effects is None else None
+        watch = self._watching() if self._effects is None else None
         output, drew = self._call(ask, held, given)
         changed = {
             i
@@ -406,39 +406,37 @@ class ReferenceHarness(Harness):
         }
         needs_copies = changed and not self._mutated
         self._mutated |= changed
-        if changes is not None:
+        if watch is not None:
             self._effects = sorted(changed)
-            self._watch(changes(), MAX_TENSORS - len(changed) - len(gradients.described(output)[1]))
+            watch(MAX_TENSORS - len(changed) - len(gradients.described(output)[1]))
         if needs_copies:
             self._restore(held)
             given = [tensor.clone() for tensor in held.inputs]
             output, drew = self._call(ask, held, given)
         return output, drew, given
 
-    def _changes(self) -> Callable[[], dict[str, torch.Tensor]]:
-        """Return a function that returns the buffers and parameters that have changed since, with their values before.
+    def _watching(self) -> Callable[[int], None]:
+        """Return a function that finds the buffers and parameters that have changed since.
 
-        It records those that changed and whose values before are unknown, because they are too large.
+        It resets them to their values before each call from now on, and answers with some of them, at most as many as
+        its argument. Of large ones only a checksum is known, so it records their names.
         """
-        places = {name: (*place, value_of(*place)) for name, place in state_of(self.own.model).items()}
-        places = {name: place for name, place in places.items() if is_plain(place[2]) and self.can_locate(place[2])}
-        before, room = dict[str, torch.Tensor | int](), _STATE_BYTES[self.device]
-        for name, (_, _, tensor) in sorted(places.items(), key=lambda place: place[1][2].nbytes):
-            room -= tensor.nbytes
-            before[name] = checksum(tensor.detach()) if room < 0 else tensor.detach().clone()
+        places, before, left = state_of(self.own.model), dict[str, torch.Tensor | int](), _STATE_BYTES[self.device]
+        first = {name: value_of(*place) for name, place in places.items()}
+        first = {name: value.detach() for name, value in first.items() if is_plain(value) and self.can_locate(value)}
+        for name in sorted(first, key=lambda name: first[name].nbytes):
+            left -= first[name].nbytes
+            before[name] = checksum(first[name]) if left < 0 else first[name].clone()
 
-        def changed() -> dict[str, torch.Tensor]:
-            differs = {name: _differs(value_of(*place[:2]), before[name]) for name, place in places.items()}
-            found = {name: before[name] for name, is_other in differs.items() if is_other}
-            self._unwatched = [name for name, old in found.items() if isinstance(old, int)]
-            return {name: old for name, old in found.items() if isinstance(old, torch.Tensor)}
+        def watch(room: int) -> None:
+            differs = {name: _differs(value_of(*places[name]), old) for name, old in before.items()}
+            changed = [name for name, is_other in differs.items() if is_other]
+            copies = {name: old for name in changed if isinstance(old := before[name], torch.Tensor)}
+            self._unwatched = [name for name in changed if name not in copies]
+            names = random.SystemRandom().sample(list(copies), len(copies))
+            self.own.watch(tuple(names), max(0, min(_MOST_BUFFERS, len(names), room)), copies)
 
-        return changed
-
-    def _watch(self, before: dict[str, torch.Tensor], room: int) -> None:
-        """Reset what changes to its values before each call from now on, and answer with some of it."""
-        names = random.SystemRandom().sample(list(before), len(before))
-        self.own.watch(tuple(names), max(0, min(_MOST_BUFFERS, len(names), room)), before)
+        return watch
 
     def _prepared(self, inputs: list[torch.Tensor], ask: Ask) -> list[torch.Tensor]:
         """Return the inputs as the question needs them: nudged, and in float64 or in their own dtype."""

@@ -76,7 +76,7 @@ _TAIL: Final = 1 / 16
 #: Number of blocks, and the share of its variation that each block keeps.
 _BLOCKS: Final = 9
 _PULLED: Final = 1 / 8
-#: Relative difference up to which sums or norms of lines count as equal, as of normalized rows.
+#: Relative difference up to which sums or norms of lines are equal.
 _EVEN: Final = 1 / 512
 #: Number of values that show whether a tensor contains only whole numbers.
 _SAMPLE: Final = 1 << 12
@@ -438,17 +438,11 @@ def _around(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, po
     return tensor
 
 
-def _truncated(tensor: torch.Tensor, own: _Range, _: torch.Generator) -> torch.Tensor | None:
-    """Bring values to small whole numbers."""
-    largest = max(-own.low, own.high)
-    return None if largest < 1 or own.low > 0 else (tensor * (min(_INTEGER, int(largest)) / largest)).trunc()
-
-
-def _outliers(tensor: torch.Tensor, own: _Range, _: torch.Generator, *, most: int = sys.maxsize) -> torch.Tensor | None:
+def _outliers(tensor: torch.Tensor, own: _Range, _: torch.Generator) -> torch.Tensor | None:
     """Bring all values but those farthest from it close to zero, or to the lower end of their range."""
     rest = 0.0 if own.low <= 0 <= own.high else own.low
     away = (tensor - rest).abs_()
-    least = away.view(-1).topk(min(most, max(1, tensor.numel() // _APART))).values[-1]
+    least = away.view(-1).topk(max(1, tensor.numel() // _APART)).values[-1]
     return torch.where(away < least, (tensor - rest).mul_(_NEAR).add_(rest), tensor)
 
 
@@ -478,12 +472,7 @@ _MAKERS: Final[dict[str, _Maker]] = {
     **{kind: partial(_region, share=share) for kind, share in REGIONS.items()},
 }
 #: Changes that depend on each value alone.
-_BY_VALUE: Final[dict[str, _Maker]] = {
-    "scaled": _scaled,
-    "integers": _truncated,
-    "sparse": _outliers,
-    "few": partial(_outliers, most=_FEW),
-}
+_BY_VALUE: Final[dict[str, _Maker]] = {"scaled": _scaled, "sparse": _outliers}
 _AT_A_POSITION: Final[dict[str, Callable[..., torch.Tensor | None]]] = {POKED: _poked, AROUND: _around}
 
 
@@ -527,15 +516,15 @@ def _is_mask(tensor: torch.Tensor) -> bool:
 
 
 def _is_normalized(tensor: torch.Tensor) -> bool:
-    """Return whether lines of a tensor have equal sums or norms, or are of a dtype without these."""
+    """Return whether some lines of a tensor have equal sums or norms, or its dtype has no norm."""
     if not tensor.is_floating_point() or tensor.itemsize == 1:
         return True
     for dim in range(tensor.dim()):
-        for size in (tensor.sum(dim), *(torch.linalg.vector_norm(tensor, order, dim=dim) for order in (1, 2))):
-            usual = size.double().abs().mean() if size.numel() > 1 else 1.0
-            if bool(((size.double().abs() - usual).abs() <= _EVEN * usual).all()):
+        for lines in (tensor.sum(dim).abs(), *(torch.linalg.vector_norm(tensor, order, dim=dim) for order in (1, 2))):
+            usual = lines.mean() if lines.numel() > 1 else 1.0
+            if bool(((lines - usual).abs() <= _EVEN * usual).all()):
                 return True
-    return not tensor.dim()
+    return False
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

@@ -366,14 +366,9 @@ def own_memory(process: SealedProcess, spec: TensorSpec, location: Location) -> 
 def _place(view: Output) -> Any:
     """Return an array at the place of a tensor, to compare places. Its values must not be used."""
     size, claimed = view.dtype.itemsize, view.address if isinstance(view, OwnOutput) else view.data_ptr()
-    place = {
-        "version": 3,
-        "typestr": f"|V{size}",
-        "shape": tuple(view.shape),
-        "strides": tuple(size * step for step in view.stride()),
-        "data": (1 + claimed % (1 << 62), True),  # numpy raises an exception for address 0.
-    }
-    return np.asarray(SimpleNamespace(__array_interface__=place))
+    form = {"version": 3, "shape": tuple(view.shape), "strides": tuple(size * step for step in view.stride())}
+    place = {"typestr": f"|V{size}", "data": (1 + claimed % (1 << 62), True)}  # numpy raises an error for address 0.
+    return np.asarray(SimpleNamespace(__array_interface__=form | place))
 
 
 def copied(own: OwnOutput) -> torch.Tensor:

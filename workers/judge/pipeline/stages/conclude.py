@@ -11,7 +11,7 @@ from kqueue.contract import Outcome, Phase, Policy
 from kqueue.evidence import Measurement
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.control import End
-from workers.judge.pipeline import estimator, provenance, sensitivity, speed_of_light
+from workers.judge.pipeline import estimator, parameters, provenance, sensitivity, speed_of_light
 from workers.judge.pipeline.cases import Form
 from workers.judge.pipeline.context import Context
 from workers.judge.pipeline.evidence import merge_errors
@@ -100,7 +100,7 @@ def _report_buffers(context: Context, form: Form) -> None:
     ):
         if names and policy is not Policy.ALLOW:
             meaning = f"the reference changes these buffers or parameters of its model, and {meaning}"
-            _report(context, rule, ", ".join(sorted(names)), meaning, refusal)
+            _report(context, rule, parameters.listed(sorted(names)), meaning, refusal)
 
 
 def _report(context: Context, rule: str, subject: str, meaning: str, policy: Policy) -> None:
