@@ -589,8 +589,7 @@ def _mixed(paint: str, other: str, share: float) -> Sequence[float]:
     """Return a mixture of two colours, with this share of the first."""
     from matplotlib.colors import to_rgb
 
-    pairs = zip(to_rgb(paint), to_rgb(other), strict=True)
-    return [share * mine + (1 - share) * its for mine, its in pairs]
+    return [share * mine + (1 - share) * its for mine, its in zip(to_rgb(paint), to_rgb(other), strict=True)]
 
 
 #: Function that draws each kind of chart. It returns False if there is nothing to draw.

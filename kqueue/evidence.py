@@ -1003,7 +1003,7 @@ class Evidence(Part):
     def doubts(self) -> str:
         """Labels that weaken a pass, for the end of its message. Empty without such a label."""
         comparison, outputs = self.comparison, ", ".join(map(str, self.constant_outputs or ()))
-        own = self.checker
+        own, rules = self.checker, {one.rule for one in self.findings or ()}
         found = {
             f"none of the input sets is a hidden variant: {self.unvaried}": self.unvaried,
             f"the problem's own check() decided, which refuses changes of {own.bound:g}" if own else "": bool(own),
@@ -1011,6 +1011,8 @@ class Evidence(Part):
             f"output {outputs} of the reference is the same for all inputs, so a constant is right": bool(outputs),
             "its values have a lower precision than the reference's": comparison and comparison.precision_downgrade,
             "the strict comparison refuses it": comparison and not comparison.strict_correct,
+            "it does not change its model as the reference does": "buffers_not_kept" in rules,
+            "a part of the reference's model was too large to be compared": "buffers_not_compared" in rules,
             "its own GPU code did almost none of the work": self.provenance and self.provenance.decoy,
             "it takes longer on hidden variants": self.timed_variants and self.timed_variants.slower,
             "it is wrong on other sizes": any(one.rule == SIZES_RULE for one in self.findings or ()),

@@ -372,5 +372,4 @@ class _Child:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)
         self._messages.seek(max(0, os.fstat(self._messages.fileno()).st_size - _MESSAGE_BYTES))
-        text = self._messages.read().decode(errors="replace").strip()
-        return text or f"exit status {self._process.returncode}"
+        return self._messages.read().decode(errors="replace").strip() or f"exit status {self._process.returncode}"

@@ -167,6 +167,14 @@ def test_a_part_may_have_two_forms_or_be_empty() -> None:
         ({"timed_variants": {"slower": True}}, "it takes longer on hidden variants"),
         ({"provenance": {"decoy": True}}, "its own GPU code did almost none of the work"),
         ({"findings": [STORED["findings"][0] | {"severity": "cheat"}]}, "its source has code for cheating"),
+        (
+            {"findings": [STORED["findings"][0] | {"rule": "buffers_not_kept"}]},
+            "it does not change its model as the reference does",
+        ),
+        (
+            {"findings": [STORED["findings"][0] | {"rule": "buffers_not_compared"}]},
+            "a part of the reference's model was too large to be compared",
+        ),
     ],
 )
 def test_a_label_that_makes_a_pass_mean_little_has_words(fields: dict[str, Any], words: str) -> None:

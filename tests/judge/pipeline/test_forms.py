@@ -321,7 +321,7 @@ REJECT = QUICK.model_copy(update={"policies": Policies(buffers=Policy.REJECT)})
         (NORMED, TIMED, Category.PASSED, "", ""),
         (WITHOUT, QUICK, Category.PASSED, "", "norm.num_batches_tracked, norm.running_mean, norm.running_var"),
         (REBOUND, QUICK, Category.PASSED, "", "num_batches_tracked, norm.running_var"),
-        (NORMED.replace("(8)", "(8, momentum=0.2)"), QUICK, Category.WRONG_VALUES, "buffer norm.r", ""),
+        (NORMED.replace("(8)", "(8, momentum=0.2)"), QUICK, Category.WRONG_VALUES, "model's norm.r", ""),
         (WITHOUT, REJECT, Category.REJECTED_BY_POLICY, "norm.running_mean", "norm.running_mean"),
     ],
     ids=["kept", "not-kept", "one-rebound", "wrong", "strict"],
@@ -338,13 +338,44 @@ def test_running_statistics_are_compared_where_the_kernel_keeps_them(
         assert outcome.facts.kernelbench_correct is True
 
 
+#: A model that changes a buffer of 17 MiB and a parameter, which its output does not show.
+STATE = problem("x: (self.b.add_((x > 0).sum()), self.w.add_(x.mean()), x.relu())[2]").replace(
+    "    def forward",
+    """    def __init__(self):
+        super().__init__()
+        self.register_buffer("b", torch.zeros(17 << 17).long())
+        self.w = torch.nn.Parameter(torch.ones(8))
+    def forward""",
+)
+UPDATED = STATE.partition("def get_inputs")[0].replace("Model", "ModelNew")
+
+
+@pytest.mark.parametrize(
+    ("source", "category", "told"),
+    [
+        (UPDATED, Category.PASSED, ""),
+        (kernel("x: x.relu()"), Category.PASSED, "b, w"),
+        (UPDATED.replace("x > 0", "x > 1"), Category.WRONG_VALUES, ""),
+    ],
+    ids=["kept", "not-kept", "wrong"],
+)
+def test_large_buffers_and_parameters_that_change_are_compared(
+    rig: Rig, source: str, category: Category, told: str
+) -> None:
+    """The message of a kernel that leaves them unchanged says so."""
+    outcome = rig.judge(Request(problem=STATE, kernel=source, backend="torch", settings=QUICK))
+    assert outcome.category is category, outcome.message
+    findings = [found.evidence for found in outcome.evidence.findings or () if found.rule == "buffers_not_kept"]
+    assert (findings, "does not change its model" in outcome.message) == ([told] * bool(told), bool(told))
+
+
 def test_statistics_that_are_wrong_only_in_later_calls_are_found(rig: Rig) -> None:
     late = NORMED.replace(
         "return", "self.n = getattr(self, 'n', 0) + 1; self.norm.momentum = 0.1 + (self.n > 16)\n        return"
     )
     outcome = rig.judge(Request(problem=NORM, kernel=late, backend="torch", settings=TIMED))
     assert outcome.category is Category.NONDETERMINISTIC
-    assert "buffer norm.running_" in outcome.message
+    assert "model's norm.running_" in outcome.message
 
 
 def test_profiles_are_told_beside_the_verdict(rig: Rig) -> None:
@@ -364,6 +395,30 @@ def test_profiles_are_told_beside_the_verdict(rig: Rig) -> None:
         rows = outcome.evidence.profiles or ()
         assert [(one.name, one.passed) for one in rows] == [*zip(profiles, passed, strict=True)]
         assert all(bool(one.why) is not one.passed for one in rows)
+
+
+TWO, ONE = "x: (x.relu(), x.clamp(0))", Category.WRONG_OUTPUT_STRUCTURE
+
+
+@pytest.mark.parametrize(
+    ("reference", "right", "category"),
+    [
+        (TWO, "x: (lambda y: (y, y))(x.relu())", ONE),
+        ("x: (x.relu(), x[-1:].relu())", "x: (lambda y: (y, y[-1:]))(x.relu())", ONE),
+        ("x: (lambda y: (y, y))(x.relu())", "x: (lambda y: (y, y))(x.relu())", Category.PASSED),
+        ("x: (lambda y: (y, y))(x.mean(1, True).expand(4, 8))", "x: (x.mean(1, True) + 0 * x,) * 2", Category.PASSED),
+        (TWO, "x: torch.stack((x, x)).relu().unbind()", Category.PASSED),
+        (TWO, "x: torch.stack((x, x), -1).relu().unbind(-1)", Category.PASSED),
+    ],
+    ids=["same", "part", "as-the-reference", "expanded", "halves", "between-each-other"],
+)
+def test_outputs_share_memory_only_where_the_reference_s_do(
+    rig: Rig, reference: str, right: str, category: Category
+) -> None:
+    """Views of one buffer that do not overlap are separate memory."""
+    outcome = judge(rig, problem(reference), right)
+    assert outcome.category is category, outcome.message
+    assert outcome.passed or "output 1 shares memory with output 0" in outcome.message
 
 
 def test_a_missing_effect_on_an_input_is_named(rig: Rig) -> None:

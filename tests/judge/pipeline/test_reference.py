@@ -37,6 +37,8 @@ def get_init_inputs():
     return []
 """
 RANDN = "return [torch.randn(16, 8)]"
+#: A tensor of numpy's numbers, in which torch sees no draw.
+NUMPY = "torch.from_numpy(__import__('numpy').random.rand(8, 8)).float()"
 #: Statements that draw inputs from the generators of torch, Python and numpy.
 DRAWN = [
     RANDN,
@@ -95,6 +97,13 @@ def test_normal_inputs_of_a_smooth_problem_have_every_variant() -> None:
         torch.testing.assert_close(case.exact[0].float(), case.outputs[0], rtol=1e-4, atol=1e-4)
 
 
+def test_numbers_of_other_generators_and_of_many_draws_have_variants() -> None:
+    assert kinds(loaded("return x * 2", "return [torch.cat([torch.randn(1, 8) for _ in range(40)])]")) > ALL
+    cases = answered(loaded("return x * 2", f"return [9 * {NUMPY} - 4]"))
+    assert {case.kind for case in cases} == {GIVEN, "sparse", "scaled"}
+    assert all(bool((case.inputs[0].abs() < 5).all()) for case in cases)
+
+
 def test_a_list_of_tolerances_has_one_for_each_output() -> None:
     """A list that does not fit what forward returns is the problem's fault, whoever gives it. Gradients need none."""
     listed = [{"atol": 1e-3, "rtol": 0}, None]
@@ -125,8 +134,14 @@ def test_variants_are_for_the_strict_verdict_by_its_own_tolerance() -> None:
         ("x = torch.randn(16, 4); return [torch.cat((x, x), 1)]", lambda x: torch.equal(x[:, :4], x[:, 4:])),
         ("return [torch.randn(1, 8).expand(16, 8)]", lambda x: torch.equal(x, x[:1].expand(16, 8))),
         ("return [torch.empty(16, 8).uniform_(2, 3)]", lambda x: bool(((x >= 2) & (x <= 3)).all())),
+        (f"a = {NUMPY}; return [(a + a.T).tril()]", lambda x: torch.equal(x, x.tril())),
+        (f"a = {NUMPY}; return [a + a.T]", lambda x: torch.equal(x, x.T)),
+        (f"a = {NUMPY}; return [2 + a.sort().values]", lambda x: bool(((x.diff() >= 0) & (x[:, 1:] >= 2)).all())),
     ],
-    ids=["rows", "columns", "shares", "positive", "symmetric", "triangular", "sorted", "halves", "expanded", "range"],
+    ids=[
+        *("rows", "columns", "shares", "positive", "symmetric", "triangular", "sorted", "halves", "expanded", "range"),
+        *("triangular-numpy", "symmetric-numpy", "sorted-numpy"),
+    ],
 )
 def test_variants_keep_what_get_inputs_makes_of_its_draws(inputs: str, holds: Callable[[torch.Tensor], bool]) -> None:
     cases = cases_of(made := loaded("return x * 2.0", inputs))
@@ -328,7 +343,8 @@ def test_a_slow_reference_has_few_variants_chosen_at_random(
     [
         (RANDN, {"comparison": Comparison.KERNELBENCH}, "KernelBench's comparison"),
         (RANDN, {"tolerance": Tolerance(atol=1e-3, rtol=0)}, "own tolerance"),
-        ("return [torch.ones(16, 8)]", {}, "no numbers from torch"),
+        ("return [torch.ones(16, 8)]", {}, "draws no numbers that can be changed"),
+        (f"return [torch.softmax({NUMPY}, 1)]", {}, "draws no numbers that can be changed"),
     ],
 )
 def test_the_reason_for_no_variant_is_known(inputs: str, settings: dict[str, Any], reason: str) -> None:

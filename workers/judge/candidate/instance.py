@@ -40,8 +40,8 @@ def weights_of(model: torch.nn.Module) -> list[torch.Tensor]:
     return [each for each in every if each.layout is torch.strided and not torch.nn.parameter.is_lazy(each)]
 
 
-def buffers_of(model: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
-    """Return where a model holds its registered buffers: by full name, a module's dict and the key there."""
+def state_of(model: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
+    """Return where a model holds its buffers and parameters: by full name, a module's dict and the key there."""
     found: dict[str, tuple[dict[str, Any], str]] = {}
     seen: set[int] = set()
     left = [("", model)]
@@ -51,7 +51,8 @@ def buffers_of(model: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
             continue
         seen.add(id(module))
         held = vars(_parts_of(module))
-        found |= {prefix + key: (held["_buffers"], key) for key, _ in held["_buffers"].items()}
+        for some in (held["_buffers"], held["_parameters"]):
+            found |= {prefix + key: (some, key) for key, _ in some.items()}
         # torch.compile wraps a model in a module of this name.
         children = [
             (prefix if key == "_orig_mod" else f"{prefix}{key}.", child) for key, child in held["_modules"].items()
@@ -60,8 +61,8 @@ def buffers_of(model: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
     return found
 
 
-def _value(held: dict[str, Any], key: str) -> Any:
-    """Return a buffer of a module, or None. TorchScript's dicts have no method ``get``."""
+def value_of(held: dict[str, Any], key: str) -> Any:
+    """Return a buffer or parameter of a module, or None. TorchScript's dicts have no method ``get``."""
     return dict(held.items()).get(key)
 
 
@@ -89,9 +90,9 @@ class Instance:
         delivered: delivered output tensors, kept until the judge has read them.
         parameters: addresses of the memory of the model's parameters.
         dense: dense copies of the last call's non-dense outputs on a CPU, by output number.
-        resets: names of the registered buffers that are reset before each call.
+        resets: names of the buffers and parameters that are reset before each call.
         compared: number of the first of them that are delivered.
-        kept: for each of them, where the model holds it, and its initial values. None if the model has no such buffer.
+        kept: for each of them, where the model holds it, and its initial values. None if the model has none.
     """
 
     model: Any = None
@@ -115,19 +116,19 @@ class Instance:
     kept: list[tuple[dict[str, Any], str, torch.Tensor] | None] = field(default_factory=list[Any])
 
     def watch(self, resets: tuple[str, ...], compared: int, initial: dict[str, torch.Tensor] | None = None) -> None:
-        """Reset buffers before each call from now on: to ``initial`` values, or to their present ones."""
+        """Reset buffers and parameters before each call from now on: to ``initial`` or their present values."""
         self.resets, self.compared, self.kept = resets, compared, []
-        places = buffers_of(self.model) if resets else {}
+        places = state_of(self.model) if resets else {}
         for name in resets:
             held, key = places.get(name, ({}, ""))
-            value = _value(held, key) if initial is None else initial[name]
+            value = value_of(held, key) if initial is None else initial[name]
             self.kept.append((held, key, value.detach().clone()) if is_plain(value) else None)
 
     def reset(self) -> None:
-        """Reset the buffers that the reference's forward changes, so that each call finds the same values."""
+        """Reset what the reference's forward changes in its model, so that each call finds the same values."""
         with torch.no_grad():
             for held, key, initial in filter(None, self.kept):
-                now = _value(held, key)
+                now = value_of(held, key)
                 if is_plain(now) and not now.is_inference() and TensorSpec.of(now) == TensorSpec.of(initial):
                     now.copy_(initial)
                 else:
@@ -135,7 +136,7 @@ class Instance:
 
     def buffers(self) -> list[Any]:
         """Return the buffers to deliver, with None for each that the model does not have."""
-        return [None if kept is None else _value(*kept[:2]) for kept in self.kept[: self.compared]]
+        return [None if kept is None else value_of(*kept[:2]) for kept in self.kept[: self.compared]]
 
     def find_parameters(self) -> None:
         """Find the memory of the model's parameters, which can change in each call."""

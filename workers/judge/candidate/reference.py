@@ -25,25 +25,26 @@ from workers.judge.candidate import failures, gradients, memory, variants
 from workers.judge.candidate.harness import Harness, ProblemError
 from workers.judge.candidate.instance import (
     Instance,
-    buffers_of,
     default_dtype,
     evaluating,
     is_plain,
     lasting_of,
     modules_of,
+    state_of,
+    value_of,
     weights_of,
 )
 from workers.judge.channel import arguments as call_arguments
 from workers.judge.channel import scalar_page
 from workers.judge.channel.arena import Arena
 from workers.judge.channel.arguments import FORM, LEAF, STEADY, ArgumentsError, leaves, of_constructor, take_apart
-from workers.judge.channel.bits import same_bits
+from workers.judge.channel.bits import checksum, differ, same_bits
 from workers.judge.channel.buffers import OpenedBuffer, is_apart
 from workers.judge.channel.layout import put_back, refusal, taken_apart
 from workers.judge.channel.orders import Ask, Draw, Gradients, Order, Release
 from workers.judge.channel.protocol import Answer, Reply, Tag
 from workers.judge.channel.randomness import set_seed
-from workers.judge.channel.tensors import LASTING, MAX_TENSORS, Location, TensorSpec, View, widened
+from workers.judge.channel.tensors import LASTING, MAX_TENSORS, SHARED, Location, TensorSpec, View, widened
 from workers.judge.channel.wire import Command
 from workers.judge.host import linux
 
@@ -53,15 +54,23 @@ _CACHED_BYTES: Final = 1 << 30
 _RESTING_BYTES: Final = 128 << 20
 #: Total size in bytes up to which inputs are copied, because the problem can reuse its own tensors.
 _COPIED_BYTES: Final = 64 << 20
-#: Maximum number of changed buffers of which each answer has the values, and maximum size of all buffers in bytes. Of
-#: more, as in deep networks, a random choice is compared.
+#: Maximum number of changed buffers and parameters of which each answer has the values. Of more, as in deep networks, a
+#: random choice is compared. Below: maximum size in bytes of those that are copied to find out which change. The rest
+#: has checksums, and cannot be reset or compared.
 _MOST_BUFFERS: Final = 12
-_BUFFER_BYTES: Final = 16 << 20
+_STATE_BYTES: Final = {"cpu": 64 << 20, "cuda": 1 << 30}
 #: Maximum number of gradients that each answer has. Of more, a random choice is compared.
 _MOST_GRADIENTS: Final = 16
 #: Part of torch's message if autograd is used outside of grad mode.
 _NEEDS_GRAD: Final = "does not require grad"
 _ANSWERS: Final = "For any outputs it must return True, False, or a text that names the fault, empty for none"
+
+
+def _differs(now: Any, before: torch.Tensor | int) -> bool | torch.Tensor:
+    """Return whether a value differs from a copy or a checksum. On a GPU the former does not wait for the device."""
+    if not is_plain(now) or isinstance(before, int):
+        return not is_plain(now) or checksum(now.detach()) != before
+    return TensorSpec.of(now) != TensorSpec.of(before) or differ(now.detach(), before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,8 @@ class ReferenceHarness(Harness):
         self._form: _Form | None = None
         self._variants: variants.Variants | None = None
         self._arena: Arena | None = None
+        #: Names of the buffers and parameters that forward changes and that cannot be compared.
+        self._unwatched: list[str] = []
         #: Numbers of the inputs that forward has changed. Once it changed one, it gets copies.
         self._mutated: set[int] = set()
         #: Numbers of those that its first call changed, which are a part of each answer. None before the first call.
@@ -166,8 +177,9 @@ class ReferenceHarness(Harness):
         peak = torch.cuda.max_memory_reserved() if self.on_gpu else 0
         drawn = self._variants.drawn if self._variants is not None else 0
         sizes = {"weights": weights, "peak": peak, "drawn": drawn, **self._cpu_s}
-        initial = [kept[2] for kept in self.own.kept[: self.own.compared] if kept is not None]
-        self._tell(sizes | {"resets": list(self.own.resets), "initial": initial}, "the problem")
+        initial = [checksum(kept[2]) for kept in self.own.kept[: self.own.compared] if kept is not None]
+        state = {"resets": list(self.own.resets), "initial": initial, "unwatched": self._unwatched}
+        self._tell(sizes | state, "the problem")
         return self.done(command)
 
     def _draw(self, command: Command) -> Reply:
@@ -385,7 +397,7 @@ class ReferenceHarness(Harness):
         # Compare all values on the first call, because writes that bypass torch change no version counter.
         few = sum(tensor.nbytes for tensor in given) <= _COPIED_BYTES
         before = [tensor.clone() for tensor in given] if few and self._effects is None else given
-        changes = self._changes() if self._effects is None else None
+        watch = self._watching() if self._effects is None else None
         output, drew = self._call(ask, held, given)
         changed = {
             i
@@ -394,32 +406,37 @@ class ReferenceHarness(Harness):
         }
         needs_copies = changed and not self._mutated
         self._mutated |= changed
-        if changes is not None:
+        if watch is not None:
             self._effects = sorted(changed)
-            self._watch(changes(), MAX_TENSORS - len(changed) - len(gradients.described(output)[1]))
+            watch(MAX_TENSORS - len(changed) - len(gradients.described(output)[1]))
         if needs_copies:
             self._restore(held)
             given = [tensor.clone() for tensor in held.inputs]
             output, drew = self._call(ask, held, given)
         return output, drew, given
 
-    def _changes(self) -> Callable[[], dict[str, torch.Tensor]]:
-        """Return a function that returns the registered buffers that have changed since, with their values before."""
-        places = {name: (held, key, held[key]) for name, (held, key) in buffers_of(self.own.model).items()}
-        places = {name: place for name, place in places.items() if is_plain(place[2]) and self.can_locate(place[2])}
-        if sum(tensor.nbytes for _, _, tensor in places.values()) > _BUFFER_BYTES:
-            return dict
-        copies = {name: tensor.clone() for name, (_, _, tensor) in places.items()}
-        return lambda: {
-            name: copies[name]
-            for name, (held, key, tensor) in places.items()
-            if held.get(key) is not tensor or not same_bits(tensor, copies[name])
-        }
+    def _watching(self) -> Callable[[int], None]:
+        """Return a function that finds the buffers and parameters that have changed since.
 
-    def _watch(self, before: dict[str, torch.Tensor], room: int) -> None:
-        """Reset buffers to their values before each call from now on, and answer with some of them."""
-        names = random.SystemRandom().sample(list(before), len(before))
-        self.own.watch(tuple(names), max(0, min(_MOST_BUFFERS, len(names), room)), before)
+        It resets them to their values before each call from now on, and answers with some of them, at most as many as
+        its argument. Of large ones only a checksum is known, so it records their names.
+        """
+        places, before, left = state_of(self.own.model), dict[str, torch.Tensor | int](), _STATE_BYTES[self.device]
+        first = {name: value_of(*place) for name, place in places.items()}
+        first = {name: value.detach() for name, value in first.items() if is_plain(value) and self.can_locate(value)}
+        for name in sorted(first, key=lambda name: first[name].nbytes):
+            left -= first[name].nbytes
+            before[name] = checksum(first[name]) if left < 0 else first[name].clone()
+
+        def watch(room: int) -> None:
+            differs = {name: _differs(value_of(*places[name]), old) for name, old in before.items()}
+            changed = [name for name, is_other in differs.items() if is_other]
+            copies = {name: old for name in changed if isinstance(old := before[name], torch.Tensor)}
+            self._unwatched = [name for name in changed if name not in copies]
+            names = random.SystemRandom().sample(list(copies), len(copies))
+            self.own.watch(tuple(names), max(0, min(_MOST_BUFFERS, len(names), room)), copies)
+
+        return watch
 
     def _prepared(self, inputs: list[torch.Tensor], ask: Ask) -> list[torch.Tensor]:
         """Return the inputs as the question needs them: nudged, and in float64 or in their own dtype."""
@@ -493,15 +510,17 @@ class ReferenceHarness(Harness):
             raise ProblemError(f"Model.forward returned {reason}")
         tensors = leaves[:MAX_TENSORS]
         locations: list[Location] = []
-        lasting = lasting_of(own.model)
-        for leaf in tensors:
+        lasting, memories = lasting_of(own.model), dict[int, int]()
+        for i, leaf in enumerate(tensors):
             if not self.can_locate(leaf):
                 locations.append(Location())
                 continue
-            number = own.input_of(leaf)
-            index = LASTING if leaf.untyped_storage().data_ptr() in lasting else 0
+            number, storage = own.input_of(leaf), leaf.untyped_storage().data_ptr()
+            first = memories.setdefault(storage, i)
+            index = LASTING if storage in lasting else SHARED + first if first < i else 0
             leaf = leaf.detach().resolve_conj().resolve_neg()
-            location, there = self._held_at(leaf.clone() if index and own.resets else leaf)  # another call changes it
+            # Another call changes the model's memory.
+            location, there = self._held_at(leaf.clone() if index == LASTING and own.resets else leaf)
             if ask.leaves or not any(there.data_ptr() == tensor.data_ptr() for tensor in held.inputs):
                 held.answers.append(there)  # an input is held already
             locations.append(replace(location, index=index if number is None else number + 1))
@@ -579,7 +598,8 @@ class ReferenceHarness(Harness):
         named = (path for path, leaf in leaves(form.arguments, "inputs") if leaf is LEAF)
         names = [path for path, view in zip(named, form.views, strict=True) if view.requires_grad]
         given = put_back(tensors, form.views, differentiates=True)
-        own.watch(tuple(buffers_of(own.model)), 0)
+        state = {name: value_of(*place) for name, place in state_of(own.model).items()}
+        own.watch(tuple(name for name, value in state.items() if not isinstance(value, torch.nn.Parameter)), 0)
         set_seed(command.seed)
         if backward:
             self._gradients, self._upstream = gradients.learned(own.model, form.arguments, given, names)
@@ -612,7 +632,7 @@ class ReferenceHarness(Harness):
     def _rest(self, command: Command) -> Reply:
         """Drop the evaluation's buffers, models and tensors."""
         self._sets, self._form, self._variants = {}, None, None
-        self._mutated, self._effects, self._differentiates = set(), None, False
+        self._mutated, self._effects, self._differentiates, self._unwatched = set(), None, False, []
         self._gradients, self._upstream = None, []
         for instance in (self.own, self._wide):
             self.unbind(instance.inputs)

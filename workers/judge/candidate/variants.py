@@ -1,8 +1,9 @@
 """Hidden inputs: a problem's own ``get_inputs()``, called with changed random numbers.
 
 A kernel can rely on properties of its problem's inputs: positive, sorted, symmetric, with rows that sum to one, or one
-input as a part of another. So finished inputs are never changed. Instead, each draw inside ``get_inputs()`` is changed
-when it happens, and the inputs computed from it have the properties by construction.
+input as a part of another. So each draw inside ``get_inputs()`` is changed when it happens, and the inputs computed
+from it have the properties by construction. Only where torch draws none of the floating numbers, as with numpy,
+finished inputs are changed: each value by a function of itself, which keeps zeros, range, order and equal values.
 
 The reference decides the rest of a problem's domain: :meth:`workers.judge.pipeline.reference.Reference.answer`.
 """
@@ -38,8 +39,8 @@ _CONTINUOUS: Final[frozenset[Any]] = _UNIFORM | frozenset(
 )
 #: torch's functions that draw whole numbers.
 _WHOLE: Final[frozenset[Any]] = frozenset({torch.randint, torch.randint_like, torch.randperm, torch.Tensor.random_})
-#: Maximum number of draws in one call. A call with more draws has no variants.
-_MOST_DRAWS: Final = 32
+#: Maximum number of groups of draws that are tried one after another.
+_MOST_GROUPS: Final = 32
 #: Number of values that are processed at a time.
 _PIECE: Final = 1 << 24
 #: Number of leading values that are compared to decide whether two draws differ.
@@ -75,6 +76,8 @@ _TAIL: Final = 1 / 16
 #: Number of blocks, and the share of its variation that each block keeps.
 _BLOCKS: Final = 9
 _PULLED: Final = 1 / 8
+#: Relative difference up to which sums or norms of lines are equal.
+_EVEN: Final = 1 / 512
 #: Number of values that show whether a tensor contains only whole numbers.
 _SAMPLE: Final = 1 << 12
 _GENERATOR: Final = torch.Generator
@@ -106,28 +109,35 @@ class Variants:
         self._finite = [_is_finite(tensor) for tensor in tensors]
         sums = {i: checksum(tensor) for i, tensor in enumerate(tensors) if _is_whole(tensor)}
         masks = {i for i in sums if _is_mask(tensors[i])}
+        # Without floating draws, those who made the tensors are unknown.
+        others = [i for i in range(len(tensors)) if i not in sums and len(first.shown) == len(first.whole)]
+        others = {i: checksum(tensors[i]) for i in others if self._finite[i] and not _is_normalized(tensors[i])}
         del tensors
         with second:
             tensors = draw(other)
         whole = [i for i in sums if i < len(tensors) and checksum(tensors[i]) != sums[i]]
+        #: Numbers of the finished tensors that are changed themselves.
+        self._made = [i for i, total in others.items() if i < len(tensors) and checksum(tensors[i]) != total]
         del tensors
         #: Number of values of each draw, and the numbers of the draws whose values can be changed, moved and skewed.
         self._sizes = first.sizes
         self._free: frozenset[int] = frozenset()
         self._movable: frozenset[int] = frozenset()
         self._skewable: frozenset[int] = frozenset()
-        if len(first.shown) != len(second.shown) or len(first.shown) > _MOST_DRAWS:
+        if len(first.shown) != len(second.shown):
             return
         pairs = enumerate(zip(first.shown, second.shown, strict=True))
-        self._movable = frozenset(i for i, (a, b) in pairs if not torch.equal(a, b))
-        reached = {number: self._reached(number, whole, sums) for number in self._movable}
-        self._movable = frozenset(i for i in self._movable if not masks.intersection(reached[i]))
-        self._free = frozenset(i for i in self._movable if not reached[i] and i not in first.whole)
+        differing = [i for i, (a, b) in pairs if not torch.equal(a, b)]
+        size = -(-len(differing) // _MOST_GROUPS) or 1
+        for group in (frozenset(differing[begin : begin + size]) for begin in range(0, len(differing), size)):
+            reached = self._reached(group, whole, sums)
+            self._movable |= frozenset() if masks.intersection(reached) else group
+            self._free |= frozenset() if reached else group - first.whole
         self._skewable = self._movable - self._free
 
-    def _reached(self, number: int, whole: list[int], sums: dict[int, int]) -> list[int]:
-        """Return the inputs among ``whole`` that a draw determines, or all of them if that is unknown."""
-        if not whole or (made := self._changed(_uniform, frozenset({number}))) is None:
+    def _reached(self, draws: frozenset[int], whole: list[int], sums: dict[int, int]) -> list[int]:
+        """Return the inputs among ``whole`` that some draws determine, or all of them if that is unknown."""
+        if not whole or (made := self._changed(_uniform, draws)) is None:
             return whole
         return [i for i in whole if checksum(made[i]) != sums[i]]
 
@@ -142,16 +152,33 @@ class Variants:
         Some kinds change one value. Its position wraps around.
         """
         chosen = {"clustered": self._movable, "skewed": self._skewable}.get(kind, self._free)
+        is_finished = kind in _BY_VALUE and bool(self._made)
         # The ends of a single draw have nothing to be combined with.
-        if not chosen or (kind in ENDS and len(chosen) < 2):
+        if not (is_finished or chosen) or (kind in ENDS and len(chosen) < 2):
             return None
-        if kind in _AT_A_POSITION:
+        if is_finished:
+            made = self._finished(_BY_VALUE[kind])
+        elif kind in _AT_A_POSITION:
             made = self._at(_AT_A_POSITION[kind], position % self.drawn)
         else:
             made = self._changed(self._makers[kind], chosen)
         if made is None or any(was and not _is_finite(is_) for was, is_ in zip(self._finite, made, strict=True)):
             return None
         return made
+
+    def _finished(self, make: _Maker) -> list[torch.Tensor] | None:
+        """Draw inputs, and change the finished ones, or return None if none changes."""
+        made, changed = self._draw(self.seed), False
+        for i in self._made:
+            own = _range(made[i], None)
+            new = None if own is None else make(made[i].clone(), own, self._generator(i, made[i].device))
+            if new is not None:
+                made[i], changed = torch.where(made[i] == 0, made[i], new), True
+        return made if changed else None
+
+    def _generator(self, number: int, device: torch.device) -> torch.Generator:
+        """Return a separate generator for one change, so that the later draws stay unchanged."""
+        return torch.Generator(device=device).manual_seed((self.seed + 1 + number) % 2**63)
 
     def _at(self, make: Callable[..., torch.Tensor | None], position: int) -> list[torch.Tensor] | None:
         """Draw inputs with a change of the draw that contains a position."""
@@ -166,12 +193,7 @@ class Variants:
 
         def change(number: int, drawn: torch.Tensor, function: Any) -> torch.Tensor | None:
             own = _range(drawn, function) if number in chosen else None
-            if own is None:
-                return None
-            # A separate generator leaves the later draws unchanged.
-            generator = torch.Generator(device=drawn.device)
-            generator.manual_seed((self.seed + 1 + number) % 2**63)
-            return make(drawn, own, generator)
+            return None if own is None else make(drawn, own, self._generator(number, drawn.device))
 
         with _Draws(change) as mode:
             made = self._draw(self.seed)
@@ -416,6 +438,14 @@ def _around(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, po
     return tensor
 
 
+def _outliers(tensor: torch.Tensor, own: _Range, _: torch.Generator) -> torch.Tensor | None:
+    """Bring all values but those farthest from it close to zero, or to the lower end of their range."""
+    rest = 0.0 if own.low <= 0 <= own.high else own.low
+    away = (tensor - rest).abs_()
+    least = away.view(-1).topk(max(1, tensor.numel() // _APART)).values[-1]
+    return torch.where(away < least, (tensor - rest).mul_(_NEAR).add_(rest), tensor)
+
+
 def _bring_to_an_end(values: torch.Tensor, own: _Range) -> None:
     """Move values, in place, towards the minimum or maximum of their range, whichever is farther from their mean."""
     middle = float(values.mean(dtype=torch.float32))
@@ -441,6 +471,8 @@ _MAKERS: Final[dict[str, _Maker]] = {
     **{kind: partial(_ends, turn=turn) for turn, kind in enumerate(ENDS)},
     **{kind: partial(_region, share=share) for kind, share in REGIONS.items()},
 }
+#: Changes that depend on each value alone.
+_BY_VALUE: Final[dict[str, _Maker]] = {"scaled": _scaled, "sparse": _outliers}
 _AT_A_POSITION: Final[dict[str, Callable[..., torch.Tensor | None]]] = {POKED: _poked, AROUND: _around}
 
 
@@ -461,7 +493,9 @@ def _range(tensor: torch.Tensor, function: Any) -> _Range | None:
     low, high = torch.stack(tensor.aminmax()).tolist()
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         return None
-    return _Range(low, high, function in _UNIFORM or (low >= -1 and high <= 1), function is torch.randperm)
+    return _Range(
+        low, high, function is None or function in _UNIFORM or (low >= -1 and high <= 1), function is torch.randperm
+    )
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
@@ -479,6 +513,18 @@ def _is_mask(tensor: torch.Tensor) -> bool:
         return True
     low, high = tensor.aminmax()
     return all(bool(((piece == low) | (piece == high)).all()) for piece in _pieces(tensor))
+
+
+def _is_normalized(tensor: torch.Tensor) -> bool:
+    """Return whether some lines of a tensor have equal sums or norms, or its dtype has no norm."""
+    if not tensor.is_floating_point() or tensor.itemsize == 1:
+        return True
+    for dim in range(tensor.dim()):
+        for lines in (tensor.sum(dim).abs(), *(torch.linalg.vector_norm(tensor, order, dim=dim) for order in (1, 2))):
+            usual = lines.mean() if lines.numel() > 1 else 1.0
+            if bool(((lines - usual).abs() <= _EVEN * usual).all()):
+                return True
+    return False
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

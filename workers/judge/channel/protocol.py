@@ -29,7 +29,7 @@ _EXPORT_MAGIC: Final = 0x6B71_0002
 #: Resource, amount required, amount available, the kernel's name, its constants and options.
 _SHORTAGE = struct.Struct("=32sQQ64s256s")
 _REPLY_HEAD = struct.Struct(f"=IIQqqQB{MAX_STRUCTURE_BYTES}s128s2048s{_SHORTAGE.size}sI")
-_TENSOR = struct.Struct("=BBH8qBBQq8q")
+_TENSOR = struct.Struct("=BBH8qBHQq8q")
 #: Maximum size in bytes of a reply.
 REPLY_BYTES: Final = _REPLY_HEAD.size + MAX_TENSORS * _TENSOR.size
 #: Magic, the run's number, number of allocations in the run and in this record. The sizes follow.

@@ -13,8 +13,9 @@ import torch
 
 #: Maximum number of tensors among the inputs of a call, and among its outputs.
 MAX_TENSORS: Final = 128
-#: Index of an output of a reference that shares memory with the model.
+#: Index of an output of a reference that shares memory with the model, and with the first output, the second, ...
 LASTING: Final = 255
+SHARED: Final = 256
 #: Maximum number of dimensions of a tensor.
 MAX_DIMS: Final = 8
 #: Maximum length in bytes of the description of an output's structure (:func:`describe`).
@@ -85,7 +86,8 @@ class Location:
 
     Attributes:
         index: for ``INPUT``, the shared input's number. For other outputs of a reference, 1 plus the number of the
-            input whose memory the output shares, :data:`LASTING` for memory of the model, else 0.
+            input whose memory the output shares, :data:`LASTING` for memory of the model, :data:`SHARED` plus the
+            number of an earlier output with the same memory, else 0.
         run: for ``EXPORTED``, the number of the run of allocations.
         offset: bytes from the beginning of the run, the input tensor or the arena. For ``OWN``, the address.
         stride: strides in elements.

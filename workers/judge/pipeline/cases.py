@@ -11,6 +11,7 @@ import torch
 
 from kqueue.contract import Precision, Tolerances
 from kqueue.profiles import RULES, Protocol
+from workers.judge.channel.bits import checksum
 from workers.judge.channel.layout import put_back
 from workers.judge.channel.orders import Gradients
 from workers.judge.channel.tensors import PACKED, TensorSpec, View, output_name
@@ -45,13 +46,15 @@ class Form:
         views: the tensors among the arguments, as views of the input tensors of a case.
         structure: arrangement of the outputs, empty before the first answer.
         output_specs: shape, dtype and device of each output. The inputs that the reference changes follow as further
-            outputs, whose aliases are their numbers, and then registered buffers that it changes.
+            outputs, whose aliases are their numbers, and then buffers and parameters that it changes.
         output_strides: strides of each output.
         output_aliases: for each output, the number of the input whose memory it shares, or None.
+        memories: for each output, a number that other outputs in the same memory have too.
         lasting: numbers of the outputs in memory of the reference's model.
-        buffers: names of these buffers.
-        initial: values to which they are reset before each call.
-        resets: names of all buffers that are reset.
+        buffers: names of these buffers and parameters.
+        initial: checksums of the values to which they are reset before each call.
+        resets: names of all that are reset.
+        unwatched: names of those that the reference changes and that are too large for it.
         unkept: numbers of those that the kernel does not have in this form, or leaves unchanged.
         draws: True if the reference has drawn random numbers, so that the seed of a call decides its answer.
         differentiates: True if the reference uses autograd in its forward.
@@ -65,10 +68,12 @@ class Form:
     output_specs: tuple[TensorSpec, ...] = ()
     output_strides: tuple[tuple[int, ...], ...] = ()
     output_aliases: tuple[int | None, ...] = ()
+    memories: tuple[int, ...] = ()
     lasting: tuple[int, ...] = ()
     buffers: tuple[str, ...] = ()
-    initial: tuple[torch.Tensor, ...] = ()
+    initial: tuple[int, ...] = ()
     resets: tuple[str, ...] = ()
+    unwatched: tuple[str, ...] = ()
     unkept: set[int] = field(default_factory=set[int])
     draws: bool = False
     differentiates: bool = False
@@ -101,7 +106,7 @@ class Form:
         if self.is_returned(number):
             return output_name(number, self.paths)
         if number >= self.effects:
-            return f"buffer {self.buffers[number - self.effects]} after the call"
+            return f"the model's {self.buffers[number - self.effects]} after the call"
         return f"input {self.argument(self.mutated[number - self.returned])} after the call"
 
     def is_returned(self, number: int) -> bool:
@@ -130,7 +135,7 @@ class Form:
         """Return whether a wrong output is a buffer that the kernel left unchanged, and record it."""
         if number < self.effects or not self.buffers:
             return False
-        if torch.equal(output.cpu().reshape(-1), self.initial[number - self.effects].reshape(-1)):
+        if checksum(output) == self.initial[number - self.effects]:
             self.unkept.add(number)
         return number in self.unkept
 

@@ -7,8 +7,11 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
+from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
+import numpy as np
 import torch
 
 from kqueue.categories import Category
@@ -32,6 +35,8 @@ _Pair = TypeVar("_Pair")
 _RANDOM: Final = random.SystemRandom()
 #: Time of the GPU's work for a call, in times of the reference's forward, after which other slots need not wait.
 _SLOWEST: Final = 300
+#: Number of steps to find out whether two layouts overlap. More are needed only for layouts made for that.
+_SOLVED: Final = 1 << 16
 #: Maximum time in seconds for a process to open the device, which other processes can be opening at the same time.
 PREPARE_S: Final = 120.0
 
@@ -167,9 +172,23 @@ class Exchange:
             self._output(i, spec, location)
             for i, (spec, location) in enumerate(zip(tensors, reply.locations, strict=False))
         ]
+        self._refuse_shared(views[: len(views) - len(self.form.gradient_names)])
         views += [self._inputs[number].tensor for number in self.form.mutated]
         kept = zip(reply.tensors[len(returned) :], reply.locations[len(returned) :], strict=True)
         return views + [self._buffer(self.form.effects + i, *each) for i, each in enumerate(kept)]
+
+    def _refuse_shared(self, views: Sequence[Output]) -> None:
+        """Raise EvaluationEnded for two outputs that overlap, if the reference has separate memory for them."""
+        memories = self.form.memories
+        for (i, (one, a)), (k, (two, b)) in combinations(enumerate(zip(views, memories, strict=False)), 2):
+            if a != b and np.may_share_memory(_place(one), _place(two), max_work=_SOLVED):
+                names = [output_name(number, self.form.paths) for number in (i, k)]
+                raise EvaluationEnded(
+                    Category.WRONG_OUTPUT_STRUCTURE,
+                    f"{names[1]} shares memory with {names[0]}, and the reference's does not: return a copy",
+                    Phase.CHECK,
+                    output=k,
+                )
 
     def written(self, views: Sequence[Output], reply: Reply) -> list[torch.Tensor]:
         """Return the outputs of a call on a GPU that are not in memory of a model."""
@@ -343,6 +362,14 @@ def own_memory(process: SealedProcess, spec: TensorSpec, location: Location) -> 
     if location.where is Where.EXPORTED and process.memory is None:
         return process.imports.view(location, spec)
     raise LocationError("a tensor that was not delivered")
+
+
+def _place(view: Output) -> Any:
+    """Return an array at the place of a tensor, to compare places. Its values must not be used."""
+    size, claimed = view.dtype.itemsize, view.address if isinstance(view, OwnOutput) else view.data_ptr()
+    form = {"version": 3, "shape": tuple(view.shape), "strides": tuple(size * step for step in view.stride())}
+    place = {"typestr": f"|V{size}", "data": (1 + claimed % (1 << 62), True)}  # numpy raises an error for address 0.
+    return np.asarray(SimpleNamespace(__array_interface__=form | place))
 
 
 def copied(own: OwnOutput) -> torch.Tensor:

@@ -31,10 +31,11 @@ def difference(kernel: str, reference: str) -> str | None:
         other = [name for name, a, b in zip(names, mine, theirs, strict=True) if a != b]
         return f"{len(other)} of {len(names)} have other values, the first {other[0]}"
     if Counter(each[:2] for each in mine) == Counter(each[:2] for each in theirs):
-        return f"they are created in another order: {_listed(names)} instead of {_listed(expected)}"
+        return f"they are created in another order: {listed(names)} instead of {listed(expected)}"
     shapes, wanted = ([" ".join(each[:2]) for each in every] for every in (mine, theirs))
-    return f"they are {_listed(shapes)} instead of {_listed(wanted)}"
+    return f"they are {listed(shapes)} instead of {listed(wanted)}"
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """Return the first names."""
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "") if names else "none"

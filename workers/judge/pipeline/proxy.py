@@ -59,9 +59,11 @@ class Taken:
     #: Least CPU time in seconds of drawing an input set and of a forward so far, infinite before the first.
     draw_s: float
     call_s: float
-    #: Names of the registered buffers that forward changes, and the initial values of those in each answer.
+    #: Names of what forward changes in its model, checksums of what is in each answer before that, and names of what is
+    #: too large to be reset.
     resets: tuple[str, ...]
-    initial: tuple[torch.Tensor, ...]
+    initial: tuple[int, ...]
+    unwatched: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,17 +164,18 @@ class ReferenceProxy:
         reported = self.read("the problem", dict)
         sizes = [reported.get(name) for name in ("weights", "peak", "drawn")]
         times = [reported.get(name) for name in ("draw_s", "call_s")]
-        resets, initial = reported.get("resets"), reported.get("initial")
+        names, initial = [reported.get(name) for name in ("resets", "unwatched")], reported.get("initial")
         if (
             any(type(size) is not int or not 0 <= size < 1 << 60 for size in sizes)
             or any(type(seconds) is not float or not seconds >= 0 for seconds in times)
-            or not (isinstance(resets, list) and all(type(name) is str and _NAME.fullmatch(name) for name in resets))
-            or not (isinstance(initial, list) and all(isinstance(tensor, torch.Tensor) for tensor in initial))
-            or len(initial) > len(resets)
+            or not all(isinstance(some, list) for some in (*names, initial))
+            or not all(type(name) is str and _NAME.fullmatch(name) for some in names for name in some)
+            or not all(type(number) is int for number in initial)
+            or len(initial) > len(names[0])
         ):
             message = "the problem reported impossible sizes, times or buffers"
             raise EvaluationEnded(Category.REFERENCE_ERROR, message, Phase.REFERENCE)
-        return Taken(*sizes, *times, resets=tuple(resets), initial=tuple(initial))
+        return Taken(*sizes, *times, tuple(names[0]), tuple(initial), tuple(names[1]))
 
     def differentiate(self, case: Case, what: str, *, backward: bool) -> Gradients:
         """Return the gradients that the process finds on a held case, and computes from now on."""

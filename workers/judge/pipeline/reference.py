@@ -23,7 +23,7 @@ from workers.judge.channel.bits import checksum
 from workers.judge.channel.orders import Order
 from workers.judge.channel.protocol import Reply
 from workers.judge.channel.randomness import ANY_SIZE, ENDS, KINDS, REGION, STEADY
-from workers.judge.channel.tensors import LASTING, MAX_DIMS, MAX_STRUCTURE_BYTES, MAX_TENSORS, paths
+from workers.judge.channel.tensors import LASTING, MAX_DIMS, MAX_STRUCTURE_BYTES, MAX_TENSORS, SHARED, paths
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.process import SealedProcess
 from workers.judge.pipeline import answers, checker, compare, rounding, static
@@ -181,7 +181,7 @@ class Reference:
             first.outputs = self._outputs(self._call(first, afresh=True))
             taken = self.proxy.taken()
         self.draw_s, self.call_s = taken.draw_s, taken.call_s
-        self.form.resets, self.form.initial = taken.resets, taken.initial
+        self.form.resets, self.form.initial, self.form.unwatched = taken.resets, taken.initial, taken.unwatched
         self.form.buffers = taken.resets[: len(taken.initial)]
         if self.form.returned + len(self.form.mutated) != self.form.effects:
             raise invalid_problem("the reference reported other buffers than it answered with")
@@ -245,7 +245,7 @@ class Reference:
             return "the reference has no reliable answer to any"
         if self.cache.is_late or not (self._most or self.wants_region):
             return "the reference is too slow for its deadline"
-        return "get_inputs() draws no numbers from torch that can be changed"
+        return "get_inputs() draws no numbers that can be changed"
 
     def answer(self, *cases: Case, exactly: bool = True) -> list[Case]:
         """Run the reference on cases, and in float64 where that is possible. Draw cases first that are not drawn.
@@ -405,6 +405,7 @@ class Reference:
         self.form.output_strides = tuple(tuple(location.stride) for location in reply.locations)
         indices = [location.index for location in reply.locations]
         self.form.output_aliases = tuple(index - 1 if 0 < index < LASTING else None for index in indices)
+        self.form.memories = tuple(i - SHARED if i else number for number, i in enumerate(indices))
         self.form.lasting = tuple(i for i, index in enumerate(indices) if index == LASTING and i < self.form.returned)
         self.written_bytes = min(reply.written_bytes, sum(map(bytes_of, specs)))
 

@@ -11,7 +11,7 @@ from kqueue.contract import Outcome, Phase, Policy
 from kqueue.evidence import Measurement
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.control import End
-from workers.judge.pipeline import estimator, provenance, sensitivity, speed_of_light
+from workers.judge.pipeline import estimator, parameters, provenance, sensitivity, speed_of_light
 from workers.judge.pipeline.cases import Form
 from workers.judge.pipeline.context import Context
 from workers.judge.pipeline.evidence import merge_errors
@@ -89,13 +89,18 @@ def _verify(context: Context, candidate: Candidate, times: Times) -> None:
 
 
 def _report_buffers(context: Context, form: Form) -> None:
-    """Report the registered buffers that the reference changes and the kernel does not, and enforce the policy."""
+    """Report what the reference changes in its model and the kernel does not, or what is not compared."""
     policy = context.settings.policies.buffers
-    if not form.unkept or policy is Policy.ALLOW:
-        return
-    names = ", ".join(sorted(form.buffers[number - form.effects] for number in form.unkept))
-    meaning = "the reference changes these registered buffers, and the kernel lacks them or leaves them unchanged"
-    _report(context, "buffers_not_kept", names, meaning, policy)
+    unkept = [form.buffers[number - form.effects] for number in form.unkept]
+    sampled = form.resets[len(form.buffers) :]
+    for rule, names, meaning, refusal in (
+        ("buffers_not_kept", unkept, "the kernel lacks them or leaves them unchanged", policy),
+        ("buffers_not_chosen", sampled, "they are too many, and others were chosen at random", Policy.FLAG),
+        ("buffers_not_compared", form.unwatched, "they are too large to be compared", Policy.FLAG),
+    ):
+        if names and policy is not Policy.ALLOW:
+            meaning = f"the reference changes these buffers or parameters of its model, and {meaning}"
+            _report(context, rule, parameters.listed(sorted(names)), meaning, refusal)
 
 
 def _report(context: Context, rule: str, subject: str, meaning: str, policy: Policy) -> None:
