@@ -20,8 +20,8 @@ import words
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADING = re.compile(r"^## ([a-z, ]+)$", re.MULTILINE)
-#: Link of a command without a section to its page, which stays.
-LINK = re.compile(r"\[`kqueue ([a-z]+)[^`]*`\]\(([a-z-]+\.md[^)]*)\)")
+#: Link of a command without a section to another page, which stays.
+LINK = re.compile(r"\[`kqueue ([a-z ]+)`\]\(([a-z-]+\.md[^)]*)\)")
 
 
 def commands(command: Any, *path: str) -> Iterator[tuple[str, str]]:
@@ -40,24 +40,19 @@ def command_table(document: str) -> str:
     """Return the list of all commands, with links to the sections of ``document`` that name them."""
     from kqueue.cli import app
 
-    sections = dict(LINK.findall(document)) | {
-        name: "#" + heading.replace(",", "").replace(" ", "-")
-        for heading in HEADING.findall(document)
-        for name in heading.split(", ")
-    }
-    return "".join(
-        reference.listed(f"[`kqueue {command}`]({sections[command.split()[0]]})", "", help_text) + "\n"
-        for command, help_text in commands(typer.main.get_command(app))
-    )
+    pages = dict(LINK.findall(document))
+    for names in HEADING.findall(document):
+        pages |= dict.fromkeys(names.split(", "), f"#{names.replace(',', '').replace(' ', '-')}")
+    lines = commands(typer.main.get_command(app))
+    links = ((name, pages.get(name.split()[0]) or pages[name], text) for name, text in lines)
+    return "".join(f"{reference.listed(f'[`kqueue {name}`]({link})', '', text)}\n" for name, link, text in links)
 
 
 def rule_table() -> str:
-    """Return the table of the static rules."""
+    """Return the list of the static rules."""
     from workers.judge.pipeline.findings import RULES
 
-    lines = ["| rule | severity | meaning |", "|---|---|---|"]
-    lines += [f"| `{rule}` | {severity} | {meaning} |" for rule, (severity, meaning) in RULES.items()]
-    return "\n".join(lines) + "\n\n"
+    return "".join(f"- `{rule}` ({severity}): {meaning}\n" for rule, (severity, meaning) in RULES.items())
 
 
 def backend_table() -> str:

@@ -181,7 +181,7 @@ def methods(owner: str, what: Any, known: dict[str, str]) -> str:
 
 
 def routes() -> str:
-    """Return the list of the HTTP server's routes, from its OpenAPI document. Commands' reports are one entry."""
+    """Return the list of the routes below `/v1`, from the OpenAPI document. Commands' reports are one entry."""
     from kqueue.config import load
     from kqueue.http.app import create_app
 
@@ -193,7 +193,7 @@ def routes() -> str:
         )
         for path, methods in sorted(described.items())
         for method, one in methods.items()
-        if not path.startswith(REPORTS)
+        if path.startswith("/v1/") and not path.startswith(REPORTS)
     ]
     reports = [f"`{path.removeprefix(REPORTS)}`" for path in sorted(described) if path.startswith(REPORTS)]
     rows.append(

@@ -32,8 +32,8 @@ _INTRODUCTION: Final = """\
 # Evidence
 
 Made from the models in `kqueue/evidence.py` by `kqueue evidence --markdown`. A verdict has `facts`, which decided its
-category, and `evidence`, which has further observations. Both are immutable objects with the attributes below. An
-attribute is `None` where its value is unknown.
+category, and `evidence`, which has further observations. Both are immutable objects with the attributes below, whose
+types are in `docs/schemas/verdict.json`. An attribute is `None` where its value is unknown.
 
 ```python
 if verdict.category == "crashed":
@@ -106,7 +106,7 @@ def _lines() -> Iterator[str]:
         for alike, rows in groupby(_fields(model), lambda row: re.sub(rf"\b{row[0]}\b", "NAME", row[2])):
             names, kinds, meanings = zip(*rows, strict=True)
             meaning = in_markdown(meanings[0] if len(names) == 1 else alike.replace(".NAME", ""))
-            yield f"- {', '.join(f'`{name}`' for name in names)} ({' or '.join(dict.fromkeys(kinds))}): {meaning}"
+            yield f"- {', '.join(f'`{name}`' for name in names)}{f' ({kinds[0]})' * (kinds[0] not in _NAMES.values())}: {meaning}"
 
 
 def _needed(needs: Needs) -> str:
