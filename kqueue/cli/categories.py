@@ -42,9 +42,8 @@ if verdict.evidence.provenance is not None and verdict.evidence.provenance.decoy
     print(verdict.evidence.provenance.why)
 ```
 
-The JSON form has the same names: over HTTP, in Postgres and in `kqueue show --json`. There a field of `facts`,
-`evidence` or clocks without a value is absent. In all other objects it is null. NaN and the infinities are the texts
-`NaN`, `Infinity` and `-Infinity`.
+The JSON form has the same names. There a field of `facts`, `evidence` or clocks without a value is absent. In all other
+objects it is null. NaN and the infinities are the texts `NaN`, `Infinity` and `-Infinity`.
 
 A verdict of another version of kqueue can be read: unknown fields, and entries in an unknown format, are omitted.
 
@@ -105,8 +104,9 @@ def _lines() -> Iterator[str]:
         yield ""
         for alike, rows in groupby(_fields(model), lambda row: re.sub(rf"\b{row[0]}\b", "NAME", row[2])):
             names, kinds, meanings = zip(*rows, strict=True)
+            kind = f" ({kinds[0]})" * (kinds[0] not in _NAMES.values())
             meaning = in_markdown(meanings[0] if len(names) == 1 else alike.replace(".NAME", ""))
-            yield f"- {', '.join(f'`{name}`' for name in names)}{f' ({kinds[0]})' * (kinds[0] not in _NAMES.values())}: {meaning}"
+            yield f"- {', '.join(f'`{name}`' for name in names)}{kind}: {meaning}"
 
 
 def _needed(needs: Needs) -> str:
