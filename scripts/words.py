@@ -18,6 +18,8 @@ DROPPED = {"isolation", "durations_s", "begun_s", "cpu_s", "peak_bytes", "output
 FRAME = re.compile(r'^ *File "[^"\n]*/kernel\.py"(.*)$', re.MULTILINE)
 #: The folder of a temporary file, which the words leave out too.
 FOLDER = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+(?=[\w.]+:\d)")
+#: A line of the source near the quoted one.
+SOURCE = re.compile(r"\n +\d+ \| .*")
 
 INTRODUCTION = """
 ## Words of a verdict
@@ -26,7 +28,7 @@ INTRODUCTION = """
 
 `kqueue judge`, `kqueue show`, `kqueue submit --wait` and the page explain a verdict in these words, and searches give
 them to models. For each category the first kernel of the [gallery](../examples/README.md) was judged on the CPU
-(`make words`). A second line with the category's meaning is left out here.
+(`make words`). The category's meaning and the lines around a quoted one are left out here.
 """
 
 
@@ -43,7 +45,7 @@ def words() -> str:
         record = json.loads(line)
         entry, outcome = kernels[record["entry"]], Outcome.model_validate(record["outcome"])
         told = describe(outcome, entry.kernel.read_text(encoding="utf-8"))
-        told = told.replace(f"\n{CATEGORIES[outcome.category].meaning}", "", 1)
+        told = SOURCE.sub("", told.replace(f"\n{CATEGORIES[outcome.category].meaning}", "", 1))
         source = entry.problem if outcome.blame is Blame.PROBLEM else entry.kernel
         link = f"[{entry.name}](../{source.relative_to(ROOT)})"
         shown[outcome.category] = f"\n{link}: {entry.note}\n\n```\n{told}\n```\n"
