@@ -35,7 +35,7 @@ Generated from the commands and `kqueue/config.py` by `make docs`. [The command 
 
 """
 #: Number of commands from which on an option's meaning is given once for all.
-COMMON = 3
+COMMON = 2
 #: Path of the reports.
 REPORTS = "/v1/reports/"
 #: Names that other pages describe.
@@ -64,10 +64,8 @@ def listed(name: str, about: str, meaning: str | None) -> str:
 def default(field: Any) -> str:
     """Return a field's default in backquotes. Empty without a default, and for an empty one."""
     value = field.default
-    if value in (None, "", PydanticUndefined):
+    if value in (None, "", PydanticUndefined) or isinstance(value, BaseModel):
         return ""
-    if isinstance(value, BaseModel):
-        return "its defaults"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
@@ -105,7 +103,14 @@ def option(one: Any, context: Any) -> tuple[str, str] | None:
     record = one.get_help_record(context)
     if record is None or one.name == "help":
         return None
-    text = record[1].replace("; x", ", x").replace("; 0", ", 0").replace("; 1", ", 1").replace("<model>", "\\<model>")
+    text = (
+        record[1]
+        .replace("; x", ", x")
+        .replace("; 0", ", 0")
+        .replace("; 1", ", 1")
+        .replace("<model>", "\\<model>")
+        .replace(" [required]", "")
+    )
     return f"`{re.sub(r' <(?!list)[^>]*>', '', record[0]).replace(' <list[str]>', '...')}`", in_markdown(text)
 
 
@@ -129,7 +134,7 @@ def python() -> str:
     models += [type(part) for part in parts_of if isinstance(part, BaseModel) and type(part).__name__ not in ELSEWHERE]
     for model in dict.fromkeys(models):
         rows = [
-            listed(f"`{name}`", ", ".join(filter(None, (kind_of(field.annotation), default(field)))), field.description)
+            listed(f"`{name}`", default(field) or kind_of(field.annotation), field.description)
             for name, field in model.model_fields.items()
         ]
         parts.append(f"### {model.__name__}\n\n{first(model)}\n\n" + "\n".join(rows) + "\n")

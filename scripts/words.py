@@ -18,8 +18,6 @@ DROPPED = {"isolation", "durations_s", "begun_s", "cpu_s", "peak_bytes", "output
 FRAME = re.compile(r'^ *File "[^"\n]*/kernel\.py"(.*)$', re.MULTILINE)
 #: The folder of a temporary file, which the words leave out too.
 FOLDER = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+(?=[\w.]+:\d)")
-#: A line of the source near the quoted one.
-SOURCE = re.compile(r"\n +\d+ \| .*")
 
 INTRODUCTION = """
 ## Words of a verdict
@@ -45,7 +43,7 @@ def words() -> str:
         record = json.loads(line)
         entry, outcome = kernels[record["entry"]], Outcome.model_validate(record["outcome"])
         told = describe(outcome, entry.kernel.read_text(encoding="utf-8"))
-        told = SOURCE.sub("", told.replace(f"\n{CATEGORIES[outcome.category].meaning}", "", 1))
+        told = re.sub(r"\n +\d+ \| .*", "", told.replace(f"\n{CATEGORIES[outcome.category].meaning}", "", 1))
         source = entry.problem if outcome.blame is Blame.PROBLEM else entry.kernel
         link = f"[{entry.name}](../{source.relative_to(ROOT)})"
         shown[outcome.category] = f"\n{link}: {entry.note}\n\n```\n{told}\n```\n"

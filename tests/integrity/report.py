@@ -156,7 +156,7 @@ def _line(program: Program, found: dict[str, dict[str, Any]]) -> str:
     outcomes = cells[:1] if cells[0] == cells[1] else outcomes
     ratio = found["gpu"].get("programs", {}).get(program.name, {}).get("alone", {}).get("ratio")
     outcomes += [] if ratio is None else [f"time {ratio:.2f}"]
-    first = program.mechanism.partition("\n")[0]
+    first = program.mechanism.partition("\n")[0].removeprefix("Honest: ")
     return f"- `{program.name}` ({', '.join(outcomes)}): {first} {program.note}".rstrip()
 
 
