@@ -46,7 +46,7 @@ check: venv ## check formatting, lint, types, imports between modules, and the l
 	.venv/bin/pyright --pythonpath $(PY)
 	.venv/bin/lint-imports --no-logo --no-cache
 
-words: venv ## judge the gallery on the CPU for docs/feedback.md
+words: venv ## judge the gallery on the CPU for docs/categories.md
 	@$(PY) scripts/words.py
 
 docs: venv ## write the generated parts of the documents

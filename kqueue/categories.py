@@ -189,25 +189,17 @@ CATEGORIES: Final[dict[Category, CategoryInfo]] = {
 
 
 def markdown() -> str:
-    """Return the page ``docs/categories.md``."""
-
-    def cell(value: bool | None) -> str:
-        return "null" if value is None else str(value).lower()
-
+    """Return the beginning of the page ``docs/categories.md``."""
     lines = [
         "# Categories",
         "",
         "Written by `kqueue categories --markdown` from `kqueue/categories.py`. A test keeps them equal.",
         "Only failures of the fleet are retried. A category is decided from structured facts",
         "(exception type, CUDA error code, signal, exit status, phase), never from text that a kernel can print.",
-        "`reused` says whether the verdict can be reused for an equal evaluation.",
-        "",
-        "| category | blame | compiled | correctness | reused | meaning |",
-        "|---|---|---|---|---|---|",
+        "A verdict of a category that is `reused` can be reused for an equal evaluation.",
     ]
-    lines += [
-        f"| `{r.category}` | `{r.blame}` | {cell(r.compiled)} | {cell(r.correctness)} | {cell(r.reusable)} "
-        f"| {r.meaning} |"
-        for r in CATEGORIES.values()
-    ]
+    for (blame, compiled, correctness), meanings in _MEANINGS.items():
+        values = "null" if compiled is None else f"{compiled}, correctness {correctness}".lower()
+        lines += ["", f"**Blame `{blame}`. Compiled{' and correctness' * (compiled is None)}: {values}.**", ""]
+        lines += [f"- `{name}`{' (reused)' * (name in _REUSABLE)}: {text}" for name, text in meanings.items()]
     return "\n".join(lines) + "\n"

@@ -257,7 +257,7 @@ def _probes(engine: Engine, config: Config) -> Result:
         *(f"{one.device} of {one.host} is paused: {one.reason}" for one in record.pauses),
     ]
     if record.pauses:
-        fix = "see docs/probes.md. `kqueue probe pauses` lists them with the number of verdicts in doubt"
+        fix = "see docs/gpu-health.md#probes. `kqueue probe pauses` lists them with the number of verdicts in doubt"
         return Result("; ".join(parts), fix, State.FAIL)
     if record.wrong:
         fix = "see `kqueue probe list`. A single wrong verdict is confirmed by further probes before a device is paused"

@@ -1,9 +1,9 @@
 """`make docs`: write the generated parts of the documents. With `--check` only list the outdated documents.
 
-`docs/categories.md`, `docs/feedback.md`, `docs/evidence.md`, `docs/settings.md`, `docs/options.md` and `docs/api.md`
-are generated as a whole, and five documents have a generated table between comments: the commands in `docs/cli.md`,
-the routes in `docs/http.md`, the static rules in `docs/policies.md`, the backends in `docs/backends.md`, and the
-columns in `docs/export.md`. The exit status is 0, or 1 if `--check` finds an outdated document.
+`docs/categories.md`, `docs/evidence.md` and `docs/options.md` are generated as a whole, and five documents have a
+generated part between comments: the commands in `docs/cli.md`, the routes in `docs/http.md`, the names in
+`docs/python.md`, the static rules and the backends in `docs/kernels.md`, and the columns in `docs/export.md`. The exit
+status is 0, or 1 if `--check` finds an outdated document.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import words
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADING = re.compile(r"^## ([a-z, ]+)$", re.MULTILINE)
+#: Link of a command without a section to another page, which stays.
+LINK = re.compile(r"\[`kqueue ([a-z ]+)`\]\(([a-z-]+\.md[^)]*)\)")
 
 
 def commands(command: Any, *path: str) -> Iterator[tuple[str, str]]:
@@ -35,29 +37,22 @@ def commands(command: Any, *path: str) -> Iterator[tuple[str, str]]:
 
 
 def command_table(document: str) -> str:
-    """Return the table of all commands, with links to the sections of ``document`` that name them."""
+    """Return the list of all commands, with links to the sections of ``document`` that name them."""
     from kqueue.cli import app
 
-    sections = {
-        name: heading.replace(",", "").replace(" ", "-")
-        for heading in HEADING.findall(document)
-        for name in heading.split(", ")
-    }
-    lines = ["| command | purpose |", "|---|---|"]
-    for command, help_text in commands(typer.main.get_command(app)):
-        shown = f"`kqueue {command}`"
-        section = sections.get(command.split()[0])
-        lines.append(f"| {f'[{shown}](#{section})' if section else shown} | {help_text} |")
-    return "\n".join(lines) + "\n"
+    pages = dict(LINK.findall(document))
+    for names in HEADING.findall(document):
+        pages |= dict.fromkeys(names.split(", "), f"#{names.replace(',', '').replace(' ', '-')}")
+    lines = commands(typer.main.get_command(app))
+    links = ((name, pages.get(name.split()[0]) or pages[name], text) for name, text in lines)
+    return "".join(f"{reference.listed(f'[`kqueue {name}`]({link})', '', text)}\n" for name, link, text in links)
 
 
 def rule_table() -> str:
-    """Return the table of the static rules."""
+    """Return the list of the static rules."""
     from workers.judge.pipeline.findings import RULES
 
-    lines = ["| rule | severity | meaning |", "|---|---|---|"]
-    lines += [f"| `{rule}` | {severity} | {meaning} |" for rule, (severity, meaning) in RULES.items()]
-    return "\n".join(lines) + "\n\n"
+    return "".join(f"- `{rule}` ({severity}): {meaning}\n" for rule, (severity, meaning) in RULES.items())
 
 
 def backend_table() -> str:
@@ -93,19 +88,16 @@ def documents() -> dict[Path, str]:
     from kqueue.features.export.dataset import columns_table
 
     docs = ROOT / "docs"
-    names = ("cli.md", "http.md", "policies.md", "backends.md", "export.md")
-    cli, http, policies, backends, export = ((docs / name).read_text() for name in names)
+    names = ("cli.md", "http.md", "python.md", "kernels.md", "export.md")
+    cli, http, python, kernels, export = ((docs / name).read_text() for name in names)
     return {
-        docs / "categories.md": categories.markdown(),
-        docs / "feedback.md": words.page(),
+        docs / "categories.md": categories.markdown() + words.words(),
         docs / "evidence.md": page(),
-        docs / "settings.md": reference.settings(),
         docs / "options.md": reference.options(),
-        docs / "api.md": reference.python(),
         docs / "http.md": fill(http, "routes", reference.routes()),
         docs / "cli.md": fill(cli, "commands", command_table(cli)),
-        docs / "policies.md": fill(policies, "rules", rule_table()),
-        docs / "backends.md": fill(backends, "backends", backend_table()),
+        docs / "python.md": fill(python, "names", reference.python()),
+        docs / "kernels.md": fill(fill(kernels, "rules", rule_table()), "backends", backend_table()),
         docs / "export.md": fill(export, "columns", columns_table()),
     }
 

@@ -1,11 +1,13 @@
-"""The generated pages of the reference: settings, options of commands, and Python. `make docs` writes them."""
+"""The generated parts of the reference: settings, options of commands, Python, routes. `make docs` writes them."""
 
 from __future__ import annotations
 
 import inspect
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import typer.main
 from pydantic import BaseModel
@@ -16,35 +18,26 @@ from kqueue.cli.categories import in_markdown, kind_of
 if TYPE_CHECKING:
     from kqueue.store.tokens import Scope
 
-SETTINGS = """\
-# Settings
+SETTINGS = """
+## Settings
 
-Generated from `kqueue/config.py` by `make docs`. A test compares both.
+A fleet's programs and clients read these environment variables, here with their defaults. An argument of a command or
+of a class comes before its variable, and a variable before the values from a `kqueue up` of the same user. The [compose
+stack](deploy.md#docker-compose) reads `.env.example`'s too, `make venv` `KQUEUE_TORCH` and `KQUEUE_WHEELHOUSE`.
 
-A fleet's programs and clients read these environment variables. An argument of a command or of a class takes precedence
-over its variable. A variable takes precedence over the values from a `kqueue up` of the same user, which are its
-addresses, its token, and `KQUEUE_GPU_FALLBACK`. Scripts read further variables that start with `KQUEUE_`: the
-[compose stack](compose.md) those in `.env.example`, and `make venv` ([installing](install.md)) `KQUEUE_TORCH` and
-`KQUEUE_WHEELHOUSE`.
-
-| variable | default | meaning |
-|---|---|---|
 """
 OPTIONS = """\
-# Options
+# Options and settings
 
-Generated from the commands of `kqueue` by `make docs`. A test compares both. `kqueue COMMAND --help` prints the same.
-The output and exit statuses of commands are in [The command line](cli.md).
-"""
-PYTHON = """\
-# Names in Python
+Generated from the commands and `kqueue/config.py` by `make docs`. [The command line](cli.md) has the commands' output.
 
-Generated from the package `kqueue` by `make docs`. A test compares both. [From Python](python.md) shows examples.
-All arguments after a `*` are keyword arguments, and `...` is a default of `Request`. Separate pages describe the
-adapters for other programs: [training](training.md) and [evaluators](evaluator.md). `Category` is in
-[Categories](categories.md). `Evidence`, `Facts` and `Measurement` are in [Evidence](evidence.md), and the fields
-of `Config` in [Settings](settings.md).
+## Common options
+
 """
+#: Number of commands from which on an option's meaning is given once for all.
+COMMON = 2
+#: Path of the reports.
+REPORTS = "/v1/reports/"
 #: Names that other pages describe.
 ELSEWHERE = {"Category", "Config", "Evidence", "Facts", "Measurement"}
 
@@ -55,23 +48,24 @@ def first(what: Any) -> str:
 
 
 def settings() -> str:
-    """Return the page of settings."""
+    """Return the list of settings."""
     from kqueue.config import Config
 
-    rows = [
-        f"| `KQUEUE_{name.upper()}` | {default(field)} | {in_markdown(field.description)} |"
-        for name, field in Config.model_fields.items()
-    ]
+    fields = Config.model_fields.items()
+    rows = [listed(f"`KQUEUE_{name.upper()}`", default(field), field.description) for name, field in fields]
     return SETTINGS + "\n".join(rows) + "\n"
+
+
+def listed(name: str, about: str, meaning: str | None) -> str:
+    """Return an entry of a list of names."""
+    return f"- {name}{f' ({about})' if about else ''}{': ' if meaning else ''}{in_markdown(meaning or '')}"
 
 
 def default(field: Any) -> str:
     """Return a field's default in backquotes. Empty without a default, and for an empty one."""
     value = field.default
-    if value in (None, "", PydanticUndefined):
+    if value in (None, "", PydanticUndefined) or isinstance(value, BaseModel):
         return ""
-    if isinstance(value, BaseModel):
-        return "its defaults"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
@@ -86,61 +80,74 @@ def leaves(command: Any, *path: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def options() -> str:
-    """Return the page of commands with their arguments and options."""
+    """Return the page of commands with their arguments and options, and of settings."""
     from kqueue.cli import app
 
-    parts = [OPTIONS]
-    for name, command, context in leaves(typer.main.get_command(app)):
-        parts.append(f"## kqueue {name}\n\n{in_markdown(command.get_short_help_str(1000))}\n")
-        rows = [row for one in command.get_params(context) if (row := option(one, context))]
-        if rows:
-            parts.append("| argument, option | meaning |\n|---|---|\n" + "\n".join(rows) + "\n")
-    return "\n".join(parts)
+    rows = {
+        name: dict(row for one in command.get_params(context) if (row := option(one, context)))
+        for name, command, context in leaves(typer.main.get_command(app))
+    }
+    counts = Counter(row for options in rows.values() for row in options.items())
+    common = dict(row for row, count in reversed(counts.most_common()) if count >= COMMON)
+    parts = [OPTIONS + "\n".join(listed(name, "", common[name]) for name in sorted(common)) + "\n"]
+    for command, options in rows.items():
+        own = [listed(name, "", meaning) for name, meaning in options.items() if common.get(name) != meaning]
+        shared = [re.sub(r"-\w, | .*(?=`)", "", name) for name in options if common.get(name) == options[name]]
+        lines = own + [f"- Common: {', '.join(shared)}"] * bool(shared)
+        parts.append(f"## kqueue {command}\n" + "".join(f"\n{line}" for line in lines or ["No options."]) + "\n")
+    return "\n".join(parts) + settings()
 
 
-def option(one: Any, context: Any) -> str | None:
-    """Return the row of an argument or an option, or None for hidden ones and for `--help`."""
+def option(one: Any, context: Any) -> tuple[str, str] | None:
+    """Return name and meaning of an argument or an option, or None for hidden ones and for `--help`."""
     record = one.get_help_record(context)
     if record is None or one.name == "help":
         return None
-    text = record[1].replace("; x", ", x").replace("; 0", ", 0").replace("; 1", ", 1")
-    return f"| `{in_markdown(record[0])}` | {in_markdown(text)} |"
+    text = (
+        record[1]
+        .replace("; x", ", x")
+        .replace("; 0", ", 0")
+        .replace("; 1", ", 1")
+        .replace("<model>", "\\<model>")
+        .replace(" [required]", "")
+    )
+    return f"`{re.sub(r' <(?!list)[^>]*>', '', record[0]).replace(' <list[str]>', '...')}`", in_markdown(text)
 
 
 def python() -> str:
-    """Return the page of the package's public names."""
+    """Return the list of the package's public names."""
     import kqueue
     from kqueue.errors import KqueueError
 
     # Asynchronous classes come last, because their methods share the descriptions of the synchronous ones.
-    listed = sorted(vars(kqueue)["_homes"](), key=lambda name: (name.startswith("Async"), name))
-    names = {name: getattr(kqueue, name) for name in listed}
+    public = sorted(vars(kqueue)["_homes"](), key=lambda name: (name.startswith("Async"), name))
+    names = {name: getattr(kqueue, name) for name in public}
     classes = {name: one for name, one in names.items() if inspect.isclass(one)}
     errors = [one for one in vars(kqueue).values() if inspect.isclass(one) and issubclass(one, KqueueError)]
-    parts = [PYTHON]
-    parts += [f"## {name}\n\n{signature(name, one)}\n" for name, one in names.items() if name not in classes]
+    parts = [f"### {name}\n\n{signature(name, one)}\n" for name, one in names.items() if name not in classes]
     known: dict[str, str] = {}
     for name, one in classes.items():
         if not issubclass(one, (BaseModel, Enum)):
-            parts.append(f"## {name}\n\n{signature(name, one)}\n{methods(name, one, known)}")
+            parts.append(f"### {name}\n\n{signature(name, one)}\n{methods(name, one, known)}")
     models = [one for one in classes.values() if issubclass(one, BaseModel) and one.__name__ not in ELSEWHERE]
     parts_of = [field.default for model in models for field in model.model_fields.values()]
     models += [type(part) for part in parts_of if isinstance(part, BaseModel) and type(part).__name__ not in ELSEWHERE]
     for model in dict.fromkeys(models):
         rows = [
-            f"| `{name}` | {kind_of(field.annotation)} | {default(field)} | {in_markdown(field.description or '')} |"
+            listed(f"`{name}`", default(field) or kind_of(field.annotation), field.description)
             for name, field in model.model_fields.items()
         ]
-        table = "| field | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows)
-        parts.append(f"## {model.__name__}\n\n{first(model)}\n\n{table}\n")
-    parts.append("## Enumerations\n\n| type | values |\n|---|---|")
+        parts.append(f"### {model.__name__}\n\n{first(model)}\n\n" + "\n".join(rows) + "\n")
+    parts.append("### Enumerations\n")
     parts += [
-        f"| `{name}` | {', '.join(f'`{value.value}`' for value in one)} |"
+        listed(f"`{name}`", "", ", ".join(f"`{value.value}`" for value in one))
         for name, one in classes.items()
         if issubclass(one, Enum) and name not in ELSEWHERE
     ]
-    parts.append("\n## Errors\n\nAll are `KqueueError`s.\n\n| error | below | when |\n|---|---|---|")
-    parts += [f"| `{one.__name__}` | `{one.__bases__[0].__name__}` | {first(one)} |" for one in sorted(errors, key=str)]
+    parts.append("\n### Errors\n\nAll are `KqueueError`s. An error's other base class is in parentheses.\n")
+    for one in sorted(errors, key=str):
+        base = one.__bases__[0].__name__
+        parts.append(listed(f"`{one.__name__}`", "" if base == "KqueueError" else f"`{base}`", first(one)))
     return "\n".join(parts) + "\n"
 
 
@@ -151,53 +158,53 @@ def signature(name: str, what: Any) -> str:
 
 
 def arguments(what: Any) -> str:
-    """Return the arguments of a callable without ``self`` and without types, which the docstrings name.
-
-    ``**fields`` are shown as the keys of their TypedDict, with ``...`` as default.
-    """
-    parameters: list[inspect.Parameter] = []
-    for one in inspect.signature(what).parameters.values():
-        if one.kind is inspect.Parameter.VAR_KEYWORD:
-            [keys] = get_args(get_type_hints(what, vars(inspect.getmodule(what)))[one.name])
-            keywords = [name for name in get_type_hints(keys) if all(name != given.name for given in parameters)]
-            parameters += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=...) for name in keywords]
-        elif one.name != "self":
-            parameters.append(one.replace(annotation=inspect.Parameter.empty))
-    return str(inspect.Signature(parameters)).replace("=Ellipsis", "=...")
+    """Return the arguments of a callable without ``self`` and without types, which the docstrings name."""
+    parameters = [
+        one.replace(annotation=inspect.Parameter.empty)
+        for one in inspect.signature(what).parameters.values()
+        if one.name != "self"
+    ]
+    return str(inspect.Signature(parameters))
 
 
 def methods(owner: str, what: Any, known: dict[str, str]) -> str:
-    """Return the table of a class's methods, and a list of the methods with the same row in an earlier class."""
+    """Return the list of a class's methods, and a list of the methods with the same row in an earlier class."""
     rows: list[str] = []
     same: dict[str, list[str]] = {}
     for name, one in inspect.getmembers(what):
         if (name.startswith("_") and name != "__call__") or not (inspect.isfunction(one) or isinstance(one, property)):
             continue
         shown = name if isinstance(one, property) else f"{name}{arguments(one)}"
-        row = f"| `{shown}` | {first(one)} |"
+        row = listed(f"`{shown}`", "", first(one))
         if row in known:
             same.setdefault(known[row], []).append(f"`{name}`")
         else:
             known[row] = owner
             rows.append(row)
-    table = "\n| method | purpose |\n|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
-    return table + "".join(f"\nThe same as in `{earlier}`: {', '.join(names)}.\n" for earlier, names in same.items())
+    own = "\n" + "\n".join(rows) + "\n" if rows else ""
+    return own + "".join(f"\nThe same as in `{earlier}`: {', '.join(names)}.\n" for earlier, names in same.items())
 
 
 def routes() -> str:
-    """Return the table of the HTTP server's routes, from its OpenAPI document."""
+    """Return the list of the routes below `/v1`, from the OpenAPI document. Commands' reports are one entry."""
     from kqueue.config import load
     from kqueue.http.app import create_app
 
     app = create_app(load(database_url="postgresql+psycopg://nowhere/none"))
     described, needed = app.openapi()["paths"], scopes(app)
     rows = [
-        f"| `{method.upper()} {path}` | {_scope(needed, method, path)} "
-        f"| {in_markdown(one.get('description', '').partition(chr(10) * 2)[0])} |"
+        listed(
+            f"`{method.upper()} {path}`", _scope(needed, method, path), one.get("description", "").partition("\n\n")[0]
+        )
         for path, methods in sorted(described.items())
         for method, one in methods.items()
+        if path.startswith("/v1/") and not path.startswith(REPORTS)
     ]
-    return "| route | scope | purpose |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+    reports = [f"`{path.removeprefix(REPORTS)}`" for path in sorted(described) if path.startswith(REPORTS)]
+    rows.append(
+        f"- `POST` below `{REPORTS}` (`read`, or `problems` to share problems): the reports that commands read:"
+    )
+    return "\n".join(rows) + f" {', '.join(reports)}.\n"
 
 
 def scopes(app: Any) -> dict[tuple[str, str], Scope | None]:

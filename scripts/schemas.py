@@ -1,4 +1,4 @@
-"""`make schemas`: publish the JSON schemas of the stable interfaces in `docs/schemas` (see `docs/stability.md`).
+"""`make schemas`: publish the JSON schemas of the stable interfaces in `docs/schemas` (see `docs/install.md`).
 
 With `--check` print each difference by which the code breaks a published schema, and exit with 1 if there is one. With
 `--current` print outdated schemas too.

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 from enum import StrEnum
+from itertools import groupby
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin
 
@@ -30,10 +31,9 @@ _NAMES: Final[dict[Any, str]] = {
 _INTRODUCTION: Final = """\
 # Evidence
 
-Made from the models in `kqueue/evidence.py` by `kqueue evidence --markdown`. A test compares them.
-
-A verdict has `facts`, which decided its category, and `evidence`, which has further observations. Both are immutable
-objects with the attributes below. An attribute is `None` where its value is unknown.
+Made from the models in `kqueue/evidence.py` by `kqueue evidence --markdown`. A verdict has `facts`, which decided its
+category, and `evidence`, which has further observations. Both are immutable objects with the attributes below, whose
+types are in `docs/schemas/verdict.json`. An attribute is `None` where its value is unknown.
 
 ```python
 if verdict.category == "crashed":
@@ -42,20 +42,16 @@ if verdict.evidence.provenance is not None and verdict.evidence.provenance.decoy
     print(verdict.evidence.provenance.why)
 ```
 
-The JSON form has the same names: over HTTP, in Postgres and in `kqueue show --json`. There a field of `facts`,
-`evidence` or clocks without a value is absent. In all other objects it is null. NaN and the infinities are the texts
-`NaN`, `Infinity` and `-Infinity`.
+The JSON form has the same names. There a field of `facts`, `evidence` or clocks without a value is absent. In all other
+objects it is null. NaN and the infinities are the texts `NaN`, `Infinity` and `-Infinity`.
 
-A judge cannot write an unknown field. A verdict of another version of kqueue can still be read: unknown fields, and
-entries in an unknown format, are omitted. The database keeps them.
+A verdict of another version of kqueue can be read: unknown fields, and entries in an unknown format, are omitted.
 
 ## Fields of each category
 
 An outcome without one of these is refused. Only `passed` has `runtime` and `baseline`. With
 `evidence.verified_calls` it was timed, and always has `runtime`.
-
-| category | always has |
-|---|---|"""
+"""
 
 
 _CATEGORY: Final[Columns[CategoryInfo]] = {
@@ -99,13 +95,18 @@ def _lines() -> Iterator[str]:
     from kqueue.evidence import NEEDS, Evidence, Facts
 
     yield _INTRODUCTION
-    yield from (f"| `{category}` | {_needed(needs)} |" for category, needs in NEEDS.items())
+    for needed in dict.fromkeys(map(_needed, NEEDS.values())):
+        yield f"- {', '.join(f'`{name}`' for name in NEEDS if _needed(NEEDS[name]) == needed)}: {needed or 'nothing'}"
     models = dict.fromkeys([Facts, Evidence, *_parts(Facts), *_parts(Evidence)])
     for model in models:
         yield f"\n## {model.__name__}\n"
         yield in_markdown(model.__doc__ or "").replace("`NEEDS` names", "the table above names")
-        yield "\n| field | type | meaning |\n|---|---|---|"
-        yield from (f"| `{name}` | {kind} | {in_markdown(meaning)} |" for name, kind, meaning in _fields(model))
+        yield ""
+        for alike, rows in groupby(_fields(model), lambda row: re.sub(rf"\b{row[0]}\b", "NAME", row[2])):
+            names, kinds, meanings = zip(*rows, strict=True)
+            kind = f" ({kinds[0]})" * (kinds[0] not in _NAMES.values())
+            meaning = in_markdown(meanings[0] if len(names) == 1 else alike.replace(".NAME", ""))
+            yield f"- {', '.join(f'`{name}`' for name in names)}{kind}: {meaning}"
 
 
 def _needed(needs: Needs) -> str:
@@ -162,6 +163,5 @@ def _leaves(annotation: Any) -> Iterator[Any]:
 
 
 def in_markdown(text: str) -> str:
-    """Convert a docstring's text for a table cell: roles and double backquotes become code."""
-    text = re.sub(r":\w+:`([^`]+)`", r"`\1`", " ".join(text.split())).replace("``", "`")
-    return text.replace("|", "\\|")
+    """Convert a docstring's text: roles and double backquotes become code."""
+    return re.sub(r":\w+:`([^`]+)`", r"`\1`", " ".join(text.split())).replace("``", "`")

@@ -5,7 +5,7 @@
     set_modal_evaluator(ModalKernelEvaluator(ModalEvaluatorConfig(gpu_type="H200")))
     results = await get_modal_evaluator().evaluate_batch([{"ref_code": ..., "kernel_code": ...}, ...])
 
-``docs/evaluator.md`` explains the meaning of each argument.
+``docs/evaluators.md`` explains the meaning of each argument.
 """
 
 from __future__ import annotations

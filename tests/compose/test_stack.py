@@ -418,8 +418,8 @@ def test_slots_are_added_and_taken_away(stack: Stack) -> None:
 
 
 def test_another_host_takes_part(stack: Stack, tmp_path: Path) -> None:
-    """A worker by the second file of docs/compose.md joins another host's services and leaves them."""
-    page = (ROOT / "docs" / "compose.md").read_text()
+    """A worker by the second file of docs/deploy.md joins another host's services and leaves them."""
+    page = (ROOT / "docs" / "deploy.md").read_text()
     [shown] = re.findall(r"`worker-host.yml`:\n\n```yaml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "worker-host.yml").write_text(shown)
     # It reaches the first host's services by their names.
@@ -485,7 +485,7 @@ def before(stack: Stack, tmp_path: Path) -> Iterator[str]:
 
 
 def test_an_upgrade_migrates(stack: Stack, before: str) -> None:
-    """In an upgrade by docs/compose.md the old worker finishes its evaluations under the new schema."""
+    """In an upgrade by docs/deploy.md the old worker finishes its evaluations under the new schema."""
     revision = "SELECT version_num FROM alembic_version"
     assert stack.psql(revision) == before
     identity = stack.judge(GELU)["good/torch/gelu"]["evaluation_id"]

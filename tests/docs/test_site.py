@@ -32,6 +32,7 @@ def test_the_navigation_is_whole() -> None:
     assert [name for name in beside if not (ROOT / name).is_file()] == []
     own = sorted(page for page in listed if not page.startswith("repository/"))
     assert own == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    assert len(own) <= 35, "join pages on one subject"
     assert SETTINGS["theme"]["font"] is False
     # Without its own polyfill the plugin `offline` would name one on another server.
     assert SETTINGS["plugins"] == ["search", "offline"]

@@ -84,8 +84,7 @@ def test_make_help_lists_every_target() -> None:
 def test_every_package_and_module_is_described(package: str) -> None:
     """docs/architecture.md describes each package and module of a folder once."""
     table = (ROOT / "docs" / "architecture.md").read_text().partition("## Where the code is")[2].partition("\n## ")[0]
-    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
-    named = [name for row in rows for name in re.findall(r"`([\w/.]+)`", row)]
+    named = re.findall(r"`([\w/.]+)`", "".join(re.findall(r"(?m)^- ((?:[^:\n]|\n  )*`): ", table)))
     there = {f"{path.parent.relative_to(ROOT)}/" for path in (ROOT / package).glob("*/__init__.py")}
     there |= {str(path.relative_to(ROOT)) for path in (ROOT / package).glob("[a-z]*.py")}
     assert there - set(named) == set()

@@ -39,7 +39,7 @@ def test_what_is_asked_for_is_there(served: Served, token: Callable[..., str]) -
         names = served_names(http)
     asked = set(re.findall(r"kqueue_[a-z0-9_]+", " ".join([*EXPRESSIONS, (PLACE / "alerts.yml").read_text()])))
     assert asked <= names
-    page = (ROOT / "docs" / "metrics.md").read_text()
+    page = (ROOT / "docs" / "observe.md").read_text()
     told = set(re.findall(r"`(kqueue_[a-z0-9_]+)`", page))
     assert told == {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
     shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"kqueue_[a-z0-9_]+", str(EXPRESSIONS))}

@@ -32,10 +32,10 @@ Each program is one known way in which a kernel can look faster or more correct 
 cheat, why it works with an evaluator that compares and times inside the kernel's own process, and why it fails here.
 `tests/integrity/bases/kernel.py` has the code that many programs share.
 
-*Stopped* means any category except `passed`. Some cheats are allowed to pass, but only with an honest time. The column
-*time* then gives the cheat's median time over an honest kernel's for the same problem, both with exclusive access to
-the device. Controls are honest kernels that look suspicious. A control that does not pass, or whose time changes, is a
-false positive and counts as a failure.
+*Stopped* means any category except `passed`. Some cheats are allowed to pass, but only with an honest time: the cheat's
+median time over an honest kernel's for the same problem, both with exclusive access to the device. Controls are honest
+kernels that look suspicious. A control that does not pass, or whose time changes, is a false positive and counts as a
+failure. An outcome without a lane is the outcome of both.
 
 Run it again with `make integrity ARGS='--lane gpu --out tests/integrity/results/gpu.json'` (or `--lane cpu`).
 """
@@ -58,10 +58,9 @@ def report() -> str:
     holes = [program for program in everything if program.hole]
     lines += [f"- `{program.name}` ({program.family}): {program.hole}" for program in holes]
     lines += [] if holes else ["None of the corpus."]
+    lines += ["", "## Programs"]
     for title, chosen in _sections(everything):
-        lines += ["", f"## {title[:1].upper()}{title[1:]}", ""]
-        lines += ["| program | mechanism | GPU | CPU | time |", "|---|---|---|---|---|"]
-        lines += [_line(program, found) for program in chosen]
+        lines += ["", f"**{title[:1].upper()}{title[1:]}**", "", *(_line(program, found) for program in chosen)]
     return "\n".join(lines) + "\n"
 
 
@@ -152,12 +151,13 @@ def _kind(program: Program, row: dict[str, Any]) -> str:
 
 
 def _line(program: Program, found: dict[str, dict[str, Any]]) -> str:
-    first = program.mechanism.partition("\n")[0].replace("|", "\\|")
-    cells = [f"`{program.name}`", f"{first} {program.note}".rstrip()]
-    cells += [_cell(program, lane, found[lane]) for lane in LANES]
+    cells = [_cell(program, lane, found[lane]) for lane in LANES]
+    outcomes = [f"{lane.upper()} {cell}" for lane, cell in zip(LANES, cells, strict=True) if cell]
+    outcomes = cells[:1] if cells[0] == cells[1] else outcomes
     ratio = found["gpu"].get("programs", {}).get(program.name, {}).get("alone", {}).get("ratio")
-    cells.append(f"{ratio:.2f}" if ratio is not None else "")
-    return "| " + " | ".join(cells) + " |"
+    outcomes += [] if ratio is None else [f"time {ratio:.2f}"]
+    first = program.mechanism.partition("\n")[0].removeprefix("Honest: ")
+    return f"- `{program.name}` ({', '.join(outcomes)}): {first} {program.note}".rstrip()
 
 
 def _cell(program: Program, lane: str, result: dict[str, Any]) -> str:

@@ -205,13 +205,13 @@ def test_a_worker_ends_what_it_judges() -> None:
 
 
 def test_an_upgrade_rolls_pools_after_the_schema() -> None:
-    """The steps of docs/kubernetes.md apply each object after its dependencies, and a rollout waits for ending pods."""
+    """The steps of docs/deploy.md apply each object after its dependencies, and a rollout waits for ending pods."""
 
     def labelled(key: str, value: str | None = None) -> list[Object]:
         labels = [(thing["metadata"].get("labels", {}), thing) for thing in rendered()]
         return [thing for given, thing in labels if key in given and value in {None, given[key]}]
 
-    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    page = (ROOT / "docs" / "deploy.md").read_text()
     steps = ("-l app.kubernetes.io/component=migrate\n", "wait --for=condition=complete --timeout=60m job/migrate\n")
     places = [page.index(step) for step in (*steps, "-l kqueue/pool\n", "rollout status deployment -l kqueue/pool\n")]
     assert places == sorted(places)

@@ -311,13 +311,13 @@ def table(title: str) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("role", SEALED)
-def test_a_sealed_role_reaches_what_the_table_says(
+def test_a_sealed_role_reaches_no_other_process(
     reached: dict[str, dict[str, list[bool]]], cast: Cast, role: str
 ) -> None:
     if cast.rig.forkserver.isolation["level"] != "full":
-        pytest.skip("the table is of hosts with all measures")
+        pytest.skip("this host lacks a measure")
     worked = {target: list(itertools.compress(WAYS, reached[role][target])) for target in (*TRUSTED, *SEALED)}
-    assert table("can it reach")[role] == {target: ", ".join(ways) or "nothing" for target, ways in worked.items()}
+    assert not any(worked.values()), worked
 
 
 def test_the_attacks_work_where_nothing_is_sealed(cast: Cast) -> None:

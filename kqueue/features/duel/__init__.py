@@ -1,4 +1,4 @@
-"""Duels: which of two kernels is faster, by how much, and with what certainty (`docs/duel.md`)."""
+"""Duels: which of two kernels is faster, by how much, and with what certainty (`docs/compare.md`)."""
 
 from kqueue.registry import Command, Feature
 

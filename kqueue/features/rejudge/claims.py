@@ -197,7 +197,7 @@ def read(path: Path, problems: Path | None = None) -> Claims:
         entries = [(_cuda_l1 if is_cuda_l1 else _claim)(where, record) for where, record in records]
     claims = [entry for entry in entries if isinstance(entry, Claim)]
     if not claims:
-        raise InvalidRequest(f"{path}: has no kernel with a claim: see docs/rejudged.md")
+        raise InvalidRequest(f"{path}: has no kernel with a claim: see docs/kernelbench.md#published-claims")
     name, number = Counter(claim.name for claim in claims).most_common(1)[0]
     if number > 1:
         raise InvalidRequest(f"{name}: {number} entries have this name: give each its own, or read them apart")

@@ -1,4 +1,4 @@
-"""Tournaments: the best three of many kernels within a budget (`docs/tournament.md`)."""
+"""Tournaments: the best three of many kernels within a budget (`docs/compare.md`)."""
 
 from kqueue.registry import Command, Feature
 

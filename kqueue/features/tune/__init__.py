@@ -1,4 +1,4 @@
-"""Tuning: the best values for names in a kernel (`docs/tune.md`)."""
+"""Tuning: the best values for names in a kernel (`docs/search.md`)."""
 
 from kqueue.registry import Command, Feature
 

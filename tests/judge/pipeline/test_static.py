@@ -411,12 +411,6 @@ def test_any_python_of_its_own_words_has_findings_or_none(pieces: list[str]) -> 
     find("import torch, sys\n" + "".join(pieces), "triton")
 
 
-def test_the_document_lists_the_rules() -> None:
-    document = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encoding="utf-8")
-    table = "".join(f"| `{rule}` | {severity} | {meaning} |\n" for rule, (severity, meaning) in RULES.items())
-    assert "| rule | severity | meaning |\n|---|---|---|\n" + table + "\n" in document
-
-
 def test_work_that_may_run_side_by_side_has_all_hardware_queues() -> None:
     """One queue is enough for sources with one stream. A kernel has as many as its reference."""
     for source, queues in (
