@@ -14,6 +14,7 @@ from kqueue import receipts
 from kqueue.config import Config
 from kqueue.errors import ConfigError
 from kqueue.evidence import Evidence
+from kqueue.features.receipts.checks import verify
 from kqueue.http.app import create_app
 from tests.cli.command import Cli
 from tests.http.standin import Served, submit
@@ -54,7 +55,7 @@ def known(served: Served) -> tuple[str, ...]:
 
 def failing(content: bytes, keys: tuple[str, ...]) -> set[str]:
     """Return the statements that do not hold."""
-    return {check.name for check in receipts.verify(content, keys)[0] if check.holds is not True}
+    return {check.name for check in verify(content, keys)[0] if check.holds is not True}
 
 
 def test_a_receipt_records_the_evaluation(signing: Served, judged: UUID, fields: Callable[..., Any]) -> None:
