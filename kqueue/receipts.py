@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from kqueue import registry
 from kqueue.contract import HASH, Verdict
 from kqueue.errors import ConfigError
 from kqueue.evidence import Part
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 #: Version of the form.
 SCHEMA: Final = "kqueue.receipt/1"
 _KEY: Final = re.compile(rb"-----BEGIN PRIVATE KEY-----[^-]+-----END PRIVATE KEY-----")
-_TRIAL: Final = re.compile("(autopsy|duel|tune)-")
 _Hash = Annotated[str, Field(pattern=f"^{HASH}$")]
 
 
@@ -118,7 +118,7 @@ def issue(key: Ed25519PrivateKey, detail: Detail, verdict: Verdict, *, sources: 
         "public_problem_hash": sha256(detail.problem),
         "kernel_hash": detail.kernel_hash,
         "settings": dict(detail.settings),
-        "purpose": trial[1] if (trial := _TRIAL.match(detail.batch or "")) else None,
+        "purpose": next((one[:-1] for one in registry.each_of("trials") if (detail.batch or "").startswith(one)), None),
         "problem": detail.problem if sources else None,
         "kernel": detail.kernel if sources else None,
         "verdict": verdict.model_dump(mode="json") | ({} if sources else {"log": ""}),
