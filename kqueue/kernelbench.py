@@ -89,7 +89,9 @@ def request_of(problem: str, kernel: str, **arguments: Any) -> Request:
         **({} if checks == Settings().checks else {"checks": checks}),
     }
     fields = {name: value for name, value in asked.items() if name not in _DEFAULTS}
-    backend = _backend(asked["backend"])
+    backend, known = str(asked["backend"]).lower(), backends.registered()
+    if backend not in known:
+        raise InvalidRequest(f"backend: {asked['backend']!r} cannot be judged here: use one of {', '.join(known)}")
     return parse_request({"problem": problem, "kernel": kernel, "backend": backend, "settings": settings, **fields})
 
 
@@ -177,13 +179,6 @@ def _stats(measurement: Measurement | None, where: dict[str, Any]) -> dict[str, 
         return {}
     times = {name: getattr(measurement, f"{name}_ms") for name in ("mean", "median", "std", "min", "max")}
     return {**times, "num_trials": measurement.count, **where}
-
-
-def _backend(name: object) -> str:
-    backend = str(name).lower()
-    if backend not in backends.registered():
-        raise InvalidRequest(f"backend: {name!r} cannot be judged here: use one of {', '.join(backends.registered())}")
-    return backend
 
 
 def _precision(name: object) -> Precision:

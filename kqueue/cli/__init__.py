@@ -32,9 +32,7 @@ STATUSES: dict[type[errors.KqueueError], int] = {
 }  # fmt: skip
 
 #: Commands whose exit status is an answer. If their output is not read to its end, they exit as for a broken pipe.
-_ANSWERING: Final = {
-    "judge", "submit", "wait", "watch", "sanitize", "compare", "doctor", "verify", "replay",
-}  # fmt: skip
+_ANSWERING: Final = {"judge", "submit", "wait", "watch", "sanitize", "compare", "doctor"}
 #: Commands that continue if their output is not read.
 _SERVING: Final = frozenset({"up", "worker", "serve", "mcp"})
 #: Exit status if the output cannot be written.
@@ -120,15 +118,14 @@ def _root(
 #: The function of each command, in the order of the help. A group of commands has its own object.
 _COMMANDS: Final[dict[str, str]] = {
     "judge": "judge:judge", "submit": "submit:submit", "wait": "submit:wait", "watch": "judge:watch",
-    "sanitize": "examine:sanitize", "profile": "examine:profile",
-    "status": "status:status", "show": "show:show", "results": "results:results", "compare": "results:compare",
-    "cancel": "results:cancel", "cost": "results:cost", "logs": "show:logs", "plot": "plot:plot", "diff": "show:diff",
-    "receipt": "receipts:receipt", "verify": "receipts:verify", "replay": "receipts:replay", "up": "fleet:up",
-    "down": "fleet:down", "worker": "fleet:worker", "top": "status:top", "pytest": "pytest:pytest",
-    "serve": "operate:serve", "open": "operate:open_", "mcp": "operate:mcp", "sweep": "operate:sweep",
-    "audit": "audit:audit", "categories": "categories:categories", "evidence": "categories:evidence",
-    "doctor": "operate:doctor", "gpu": "devices:gpus", "probe": "devices:probes", "token": "token:group",
-    "owner": "owners:group", "db": "operate:db",
+    "sanitize": "examine:sanitize", "profile": "examine:profile", "status": "status:status", "show": "show:show",
+    "results": "results:results", "compare": "results:compare", "cancel": "results:cancel", "cost": "results:cost",
+    "logs": "show:logs", "plot": "plot:plot", "diff": "show:diff", "up": "fleet:up", "down": "fleet:down",
+    "worker": "fleet:worker", "top": "status:top", "pytest": "pytest:pytest", "serve": "operate:serve",
+    "open": "operate:open_", "mcp": "operate:mcp", "sweep": "operate:sweep", "audit": "audit:audit",
+    "categories": "categories:categories", "evidence": "categories:evidence", "doctor": "operate:doctor",
+    "gpu": "devices:gpus", "probe": "devices:probes", "token": "token:group", "owner": "owners:group",
+    "db": "operate:db",
 }  # fmt: skip
 
 

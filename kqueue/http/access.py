@@ -105,7 +105,9 @@ class _Figures:
 
 
 def _write_line(request: Request, figures: _Figures) -> None:
-    route = _template(request)
+    # A path without a route is the caller's own text.
+    found, path = request.scope.get("route"), request.scope["path"]
+    route = getattr(found, "path_format", None) or getattr(found, "path", path if path in _QUIET else None)
     # Users of the page are identified by their sessions.
     caller: Caller | None = getattr(request.state, "caller", None) or getattr(request.state, "viewer", None)
     named = request.path_params.get("evaluation_id")
@@ -128,12 +130,3 @@ def _write_line(request: Request, figures: _Figures) -> None:
         fields |= {"evaluations": evaluations[:_NAMED], "evaluations_count": len(evaluations)}
     quiet = route in _QUIET and 200 <= figures.status < 300
     (_log.debug if quiet else _log.info)("request", **fields)
-
-
-def _template(request: Request) -> str | None:
-    """Return the template of the request's route, or None without a route: the path is the caller's own text."""
-    route = request.scope.get("route")
-    template = getattr(route, "path_format", None) or getattr(route, "path", None)
-    if template is None and request.scope["path"] in _QUIET:
-        return request.scope["path"]
-    return template

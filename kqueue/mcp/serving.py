@@ -115,10 +115,13 @@ def serve_http(address: str, hosts: Sequence[str], report: Callable[[str], None]
     ``hosts`` are additional names by which clients reach this server. ``sees`` and ``limits`` belong to
     :class:`~kqueue.mcp.connection.Connection`.
     """
-    host, port = _split(address)
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"--http: {address!r} is not an address: use HOST:PORT, such as 127.0.0.1:18189")
+    host = host.removeprefix("[").removesuffix("]")
     connection = Connection(relays=True, sees=sees, limits=limits)
     app = create_app(connection, [*(_LOOPBACK if is_loopback(host) else (address.rpartition(":")[0],)), *hosts])
-    with listen(host, port) as listening:
+    with listen(host, int(port)) as listening:
         outlive_signals()
         shown = f"[{host}]" if ":" in host else host
         report(f"kqueue mcp serves http://{shown}:{listening.getsockname()[1]}{PATH}")
@@ -194,11 +197,3 @@ async def _end_with_token(check: Callable[[], Awaitable[object]], stream: anyio.
             with contextlib.suppress(ServiceError):
                 await check()
     stream.cancel()
-
-
-def _split(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``. An IPv6 address has brackets."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"--http: {address!r} is not an address: use HOST:PORT, such as 127.0.0.1:18189")
-    return host.removeprefix("[").removesuffix("]"), int(port)

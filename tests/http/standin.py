@@ -95,9 +95,9 @@ class Served:
             listening.close()
 
 
-def submit(http: httpx.Client, number: int) -> UUID:
+def submit(http: httpx.Client, number: int, **fields: object) -> UUID:
     """Submit one of many different evaluations."""
-    answer = http.post("/v1/evaluations", json=request_fields(number)).raise_for_status()
+    answer = http.post("/v1/evaluations", json=request_fields(number, **fields)).raise_for_status()
     return UUID(answer.json()["evaluation_id"])
 
 

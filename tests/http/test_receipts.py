@@ -14,6 +14,7 @@ from kqueue import receipts
 from kqueue.config import Config
 from kqueue.errors import ConfigError
 from kqueue.evidence import Evidence
+from kqueue.features.receipts.checks import verify
 from kqueue.http.app import create_app
 from tests.cli.command import Cli
 from tests.http.standin import Served, submit
@@ -37,12 +38,11 @@ def signing(serve: Callable[..., Served], config: Config, worker_id: UUID, key: 
 
 @pytest.fixture
 def judged(signing: Served, judge: Callable[..., None]) -> UUID:
-    """Return a timed evaluation."""
+    """Return a timed evaluation of a duel."""
     with signing.client() as http:
-        identity = submit(http, 0)
-    runtime = measurement(0.5).model_copy(update=SAMPLES)
-    baseline = measurement(0.5).model_copy(update=SAMPLES)
-    judge(identity, passed(runtime=runtime, baseline=baseline, log="hi", evidence=Evidence(durations_s={"check": 0.1})))
+        identity = submit(http, 0, batch="duel-7")
+    times = dict.fromkeys(("runtime", "baseline"), measurement(0.5).model_copy(update=SAMPLES))
+    judge(identity, passed(**times, log="hi", evidence=Evidence(durations_s={"check": 0.1})))
     return identity
 
 
@@ -54,7 +54,7 @@ def known(served: Served) -> tuple[str, ...]:
 
 def failing(content: bytes, keys: tuple[str, ...]) -> set[str]:
     """Return the statements that do not hold."""
-    return {check.name for check in receipts.verify(content, keys)[0] if check.holds is not True}
+    return {check.name for check in verify(content, keys)[0] if check.holds is not True}
 
 
 def test_a_receipt_records_the_evaluation(signing: Served, judged: UUID, fields: Callable[..., Any]) -> None:
@@ -67,7 +67,8 @@ def test_a_receipt_records_the_evaluation(signing: Served, judged: UUID, fields:
     assert failing(short.content, known(signing)) == {"sources"}
     assert failing(whole.content, known(signing)) == set()
     receipt = whole.json()
-    assert (receipt["schema"], receipt["problem"], receipt["kernel"]) == (receipts.SCHEMA, *_sources(fields))
+    assert (receipt["problem"], receipt["kernel"]) == _sources(fields)
+    assert (receipt["schema"], receipt["purpose"]) == (receipts.SCHEMA, "duel")
     assert (receipt["owner"], receipt["settings"], receipt["verdict"]) == ("local", shown["settings"], shown["verdict"])
     assert {short.json()[name] for name in ("problem", "kernel")} == {None}
     assert (short.json()["verdict"]["log"], receipt["verdict"]["log"]) == ("", "hi")

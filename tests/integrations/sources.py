@@ -1,7 +1,5 @@
 """A problem, kernels of each kind for it, and the fewest calls."""
 
-from __future__ import annotations
-
 from typing import Any
 
 REFERENCE = """

@@ -615,18 +615,18 @@ FAULTS = (
     Fault(
         "receipt_reformatted",
         "A receipt with changed bytes does not verify.",
-        "kqueue/receipts.py",
-        '        elif _canonical(document) + b"\\n" != content:',
+        "kqueue/features/receipts/checks.py",
+        '        elif canonical(document) + b"\\n" != content:',
         "        elif False:",
-        ("tests/receipts/test_receipts.py",),
+        ("tests/features/receipts/test_receipts.py",),
     ),
     Fault(
         "receipt_by_anyone",
         "The key of a receipt is compared with the given ones.",
-        "kqueue/receipts.py",
+        "kqueue/features/receipts/checks.py",
         "    listed = None if known is None else public in known",
         "    listed = None if known is None else True",
-        ("tests/receipts/test_receipts.py",),
+        ("tests/features/receipts/test_receipts.py",),
     ),
     # What becomes of a model's answer -------------------------------------------------------------------
     Fault(

@@ -16,7 +16,8 @@ from pydantic import SecretStr
 from sqlalchemy import Engine
 
 from kqueue.config import Config
-from kqueue.receipts import create_key, verify
+from kqueue.features.receipts.checks import verify
+from kqueue.receipts import create_key
 from kqueue.states import Spent
 from kqueue.store import evaluations, gpus, searches, tokens, workers
 from kqueue.store.budgets import Budget

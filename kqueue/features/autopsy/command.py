@@ -43,12 +43,18 @@ def autopsy(
 
     Exit with 1 if there is no such failure.
     """
+    from kqueue.features.autopsy import run
+    from kqueue.features.autopsy.shrink import Autopsy
+    from kqueue.judging import LocalJudge
+
     subject = examined.find("autopsy")
     with _reporting(evaluations, quiet=as_json) as on_round:
         if subject.device is None:
             report = _by_fleet(subject.request, subject.verdict, budget, evaluations, on_round)
         else:
-            report = _by_judge(subject.request, subject.device, budget, evaluations, on_round)
+            with LocalJudge(subject.device) as local:
+                made = Autopsy(subject.request, most=evaluations)
+                report = run.by_judge(made, local, budget, on_round)
     record, show = _finished(report, out)
     emit(report, lambda _: show(), as_json=as_json, record=lambda _: record)
     if report.ended == "interrupted":
@@ -93,15 +99,6 @@ def _by_fleet(request: Request, failure: Result | None, budget: float, most: int
         request = request.model_copy(update={"batch": request.batch or f"autopsy-{uuid4()}"})
         made = Autopsy(request, failure, width=min(slots, _WIDEST), most=most)
         return run.by_fleet(made, client, budget, on_round)
-
-
-def _by_judge(request: Request, device: str, budget: float, most: int, on_round: OnRound) -> Report:
-    from kqueue.features.autopsy import run
-    from kqueue.features.autopsy.shrink import Autopsy
-    from kqueue.judging import LocalJudge
-
-    with LocalJudge(device) as local:
-        return run.by_judge(Autopsy(request, most=most), local, budget, on_round)
 
 
 @contextmanager

@@ -142,8 +142,10 @@ def choose(
     """
     done = list(expansions)
     times = Counter(one.parent for one in done)
-    spent = _spent(done)
-    candidates = [one for one in candidates if one.number not in spent] or candidates
+    fruitless = Counter[int]()
+    for one in done:
+        fruitless[one.parent] = 0 if one.new else fruitless[one.parent] + 1
+    candidates = [one for one in candidates if fruitless[one.number] < _FRUITLESS] or candidates
     # The same source can have been proposed twice.
     unique = {one.kernel: one for one in sorted(candidates, key=lambda c: c.number, reverse=True)}
     ranks = {one.number: rank for rank, front in enumerate(fronts(unique.values())) for one in front}
@@ -151,14 +153,6 @@ def choose(
     if algorithm.spreads:
         queue = _by_regions(queue, ranks, done, epsilon)
     return queue[:count]
-
-
-def _spent(expansions: Iterable[Expansion]) -> set[int]:
-    """Return the kernels whose last expansions gave nothing new."""
-    fruitless = Counter[int]()
-    for one in expansions:
-        fruitless[one.parent] = 0 if one.new else fruitless[one.parent] + 1
-    return {number for number, times in fruitless.items() if times >= _FRUITLESS}
 
 
 def distance(one: str, other: str) -> float:

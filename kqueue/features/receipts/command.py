@@ -19,7 +19,7 @@ from kqueue.cli.render import Columns, emit, say, table
 from kqueue.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from kqueue.receipts import Check
+    from kqueue.features.receipts.checks import Check
 
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="A receipt, or - for standard input.")]
 _Key = Annotated[
@@ -57,15 +57,15 @@ def verify(
 
     Without a key it asks the fleet at KQUEUE_URL.
     """
-    from kqueue import receipts
     from kqueue.config import load
+    from kqueue.features.receipts import checks
 
     if (key := key or load().url) is None:
         raise InvalidRequest(
             "any key can sign a receipt: give the fleet's public key, its saved /v1/keys or its "
             "address with --key, or set KQUEUE_URL"
         )
-    _show(receipts.verify(_read(file), _keys(key))[0], as_json=as_json)
+    _show(checks.verify(_read(file), _keys(key))[0], as_json=as_json)
 
 
 def replay(
@@ -81,13 +81,13 @@ def replay(
 
     Without a key it does not matter who signed.
     """
-    from kqueue import receipts
     from kqueue.client import connect
     from kqueue.contract import parse_request
+    from kqueue.features.receipts import checks
     from kqueue.judging import LocalJudge
 
-    checks, given = receipts.verify(_read(file), None if key is None else _keys(key))
-    _show(checks, as_json=as_json)
+    held, given = checks.verify(_read(file), None if key is None else _keys(key))
+    _show(held, as_json=as_json)
     assert given is not None, "an unreadable receipt fails a check"
     fields: dict[str, Any] = {
         "problem": given.problem if problem is None else sources.read_source(problem),
@@ -97,7 +97,7 @@ def replay(
         raise InvalidRequest("the receipt has no sources: give them with --problem and --kernel")
     fields |= {"backend": given.verdict.backend, "settings": given.settings, "lane": given.verdict.lane}
     request = parse_request({**fields, "reuse": False})
-    if wrong := receipts.differing(given, request.problem, request.kernel):
+    if wrong := checks.differing(given, request.problem, request.kernel):
         raise InvalidRequest(f"not the judged {' and '.join(wrong)}: the hash differs from the receipt's")
     if fleet:
         with connect() as client:
@@ -107,8 +107,8 @@ def replay(
         with LocalJudge("cpu" if given.verdict.lane == "cpu" else None) as local:
             say(where(local.machine))
             now, environment = local(request), local.machine.environment
-    checks = list(receipts.compare(given.verdict, now, environment, whole=request.problem_hash == given.problem_hash))
-    _show(checks, as_json=as_json, status=3 if now.blame == "fleet" else 1)
+    held = list(checks.compare(given.verdict, now, environment, whole=request.problem_hash == given.problem_hash))
+    _show(held, as_json=as_json, status=3 if now.blame == "fleet" else 1)
 
 
 def _show(checks: Sequence[Check], *, as_json: bool, status: int = 1) -> None:
@@ -121,7 +121,7 @@ def _show(checks: Sequence[Check], *, as_json: bool, status: int = 1) -> None:
 
 def _read(file: Path) -> bytes:
     """Return a receipt, or more than its maximum size."""
-    from kqueue.receipts import MAX_BYTES
+    from kqueue.features.receipts.checks import MAX_BYTES
 
     return sys.stdin.buffer.read(MAX_BYTES + 1) if str(file) == "-" else files.read_bytes(file, MAX_BYTES, "a receipt")
 

@@ -18,6 +18,7 @@ from kqueue.categories import Category
 from kqueue.contract import Outcome, Verdict
 from kqueue.errors import ConfigError
 from kqueue.evidence import Environment
+from kqueue.features.receipts import checks
 from tests.cli.command import Cli
 from tests.samples import ended
 
@@ -31,7 +32,7 @@ Document = dict[str, Any]
 
 def results(content: bytes, known: tuple[str, ...] | None = None) -> dict[str, bool | None]:
     """Return the result of each statement."""
-    return {check.name: check.holds for check in receipts.verify(content, known)[0]}
+    return {check.name: check.holds for check in checks.verify(content, known)[0]}
 
 
 def forged(change: Callable[[Document], object], name: str = "") -> bytes:
@@ -146,7 +147,7 @@ def test_a_wrong_statement_fails(name: str, change: Callable[[Document], object]
 )
 def test_other_rules_are_said_first(settings: Document, words: str) -> None:
     """A verdict by other rules than the problem's is no result by these, and that is the first statement."""
-    first, *others = receipts.verify(forged(lambda one: one["settings"].update(settings)), None)[0]
+    first, *others = checks.verify(forged(lambda one: one["settings"].update(settings)), None)[0]
     assert (first.name, first.holds, words in first.detail) == ("rules", None if words else True, True)
     assert {"comparison", "tolerance", "labels"} <= {check.name for check in others}
 
@@ -158,7 +159,7 @@ def test_labels_and_purpose_are_statements() -> None:
         one["purpose"] = "duel"
         one["verdict"]["evidence"]["comparison"] |= {"precision_downgrade": True, "strict_correct": False}
 
-    found = {check.name: check for check in receipts.verify(forged(change), None)[0]}
+    found = {check.name: check for check in checks.verify(forged(change), None)[0]}
     assert (found["purpose"].detail, found["labels"].holds) == ("a trial of: duel", None)
     assert found["labels"].detail.endswith("the strict comparison refuses it")
 
@@ -201,8 +202,8 @@ def test_any_depth_is_answered(place: str, depth: int) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"0" * (receipts.MAX_BYTES + 1),
-        STORED[""] + b" " * receipts.MAX_BYTES,
+        b"0" * (checks.MAX_BYTES + 1),
+        STORED[""] + b" " * checks.MAX_BYTES,
         b'{"schema":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
         STORED[""].replace(b'"owner":', b'"owner":"eve","owner":', 1),
@@ -224,7 +225,7 @@ def agreement(now: Outcome | None = None, *, device: str = "a CPU", whole: bool 
     then = Verdict.load(json.loads(STORED[""])["verdict"])
     same = Outcome(category=then.category, runtime=then.runtime, baseline=then.baseline)
     where = Environment(device=device, torch="2", python="3", host="here")
-    return [check.holds for check in receipts.compare(then, now or same, where, whole=whole)]
+    return [check.holds for check in checks.compare(then, now or same, where, whole=whole)]
 
 
 def test_a_new_judgement_is_compared() -> None:
