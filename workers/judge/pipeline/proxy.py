@@ -59,8 +59,8 @@ class Taken:
     #: Least CPU time in seconds of drawing an input set and of a forward so far, infinite before the first.
     draw_s: float
     call_s: float
-    #: Names of what forward changes in its model, checksums of what is in each answer before that, and names of what is
-    #: too large to be reset.
+    #: Names of the buffers and parameters that forward changes, checksums of the initial values if they are in each
+    #: answer, and names of further ones that are too large for a reset.
     resets: tuple[str, ...]
     initial: tuple[int, ...]
     unwatched: tuple[str, ...]
