@@ -175,7 +175,7 @@ class ReferenceProxy:
         ):
             message = "the problem reported impossible sizes, times or buffers"
             raise EvaluationEnded(Category.REFERENCE_ERROR, message, Phase.REFERENCE)
-        return Taken(*sizes, *times, tuple(names[0]), tuple(initial), tuple(names[1]))
+        return Taken(*sizes, *times, resets=tuple(names[0]), initial=tuple(initial), unwatched=tuple(names[1]))
 
     def differentiate(self, case: Case, what: str, *, backward: bool) -> Gradients:
         """Return the gradients that the process finds on a held case, and computes from now on."""
