@@ -42,6 +42,10 @@ def _values() -> Iterator[Program]:
     effects = {"problem": "scaled_in_place"}
     yield from _each("effect_skipped effect_skipped_later", "effects skipped", WRONG, **effects)
     yield control("controls/effect_in_place", **effects)
+    rejects = Policies(buffers=Policy.REJECT)
+    state = {"problem": "state_kept", "policies": rejects}
+    yield program(v + "state_skipped", "effects skipped", _C.REJECTED_BY_POLICY, **state)
+    yield control(v + "state_kept", **state)
     yield program(v + "layout_ignored", "layout of inputs", WRONG, problem="laid_out")
     yield control("controls/given_layouts", problem="laid_out")
     yield from _each("stale_memory_search", "stale allocator memory", WRONG)
@@ -109,6 +113,9 @@ def _values() -> Iterator[Program]:
     yield program(v + "empty_list", "empty lists", _C.WRONG_OUTPUT_STRUCTURE)
     yield program(v + "empty_tensor", "empty lists", _C.WRONG_SHAPE)
     yield from _each("nested_tuple", "empty lists", _C.WRONG_OUTPUT_STRUCTURE, problem="row_max")
+    yield program(v + "one_for_two", "shared outputs", FORM, problem="twice")
+    for dim, name in enumerate(("halves_of_one", "one_between_another")):
+        yield control(v + name, problem="twice", file=v + "halves_of_one", constants={"DIM": -dim})
     yield program(v + "broadcast_scalar", "broadcasts", _C.WRONG_SHAPE, problem="mean_gate")
     means = {"problem": "mean_everywhere", "honest": v + "torch_mean_everywhere", "tolerance": 0.2}
     yield program(v + "broadcast_view", "broadcasts", FORM | {_C.PASSED}, **means)
@@ -200,6 +207,16 @@ def _samples() -> Iterator[Program]:
             **common,
         )
         yield control(f"controls/large_{operation}", file="controls/large", constants=of_both, **common)
+    for source, count in (("numpy", 0), ("pieces", 64)):
+        others: dict[str, Any] = {
+            "problem": "numbers_of_others",
+            "constants": {"PIECES": count},
+            "note": f"Here: {source}.",
+        }
+        yield program(
+            f"values/sample_{source}", "answers from a sample", WRONG, file="values/sample_of_others", **others
+        )
+        yield control(f"values/all_{source}", file="values/all_of_others", **others)
     for operation, (sizes, hole) in _CHECKED.items():
         yield program(
             f"values/sample_checked_{operation}",

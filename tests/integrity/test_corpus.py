@@ -43,7 +43,7 @@ GATE = {f"{folder}/{name}" for folder, chosen in _GATE.items() for name in chose
 #: Families that are judged only nightly, because another family in the gate covers their defense, such as checks of
 #: timed calls and a clock in another process, or tests/sandbox does: reach of sealed processes.
 NIGHTLY = {
-    *("subtracted launch overhead", "calls that count", "caches in files"),
+    *("subtracted launch overhead", "calls that count", "caches in files", "shared outputs"),
     *(f"caches keyed by {key}" for key in ("pointer", "id", "shape", "content sample", "full equality", "version")),
     *("clock monkeypatches", "event monkeypatches", "statistics monkeypatches", "lazy tensors by subclass"),
     *("answers from a sample", "precision downgrade", "seed regeneration", "RNG tampering"),

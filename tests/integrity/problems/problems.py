@@ -164,9 +164,36 @@ def get_inputs(): return [torch.randn(16, 65536)]
 def forward(self, x: torch.Tensor) -> torch.Tensor: return x * x
 def get_inputs(): return [torch.randn(1)]
 
+# %% numbers_of_others
+"""A mean of numbers that torch does not draw, or draws in more pieces than are changed one by one."""
+PIECES = 0
+
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x.square().mean().sqrt()
+
+def get_inputs():
+    import numpy as np
+
+    drawn = [torch.rand(64, 1024) for _ in range(PIECES)] or [torch.from_numpy(np.random.rand(4096, 1024)).float()]
+    return [torch.cat(drawn)]
+
 # %% scaled_in_place
 """Scales its input in place, and returns the sums of the rows."""
 def forward(self, x: torch.Tensor) -> torch.Tensor: return x.mul_(2.0).sum(dim=1)
+def get_inputs(): return [torch.randn(256, 512)]
+
+# %% state_kept
+"""Keeps a history of 24 MiB and a weight, which its output does not show."""
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("history", torch.zeros(6 << 20))
+        self.weight = nn.Parameter(torch.ones(512))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.history.mul_(0.9).add_(x.mean())
+        self.weight.add_(x.mean(0))
+        return torch.relu(x)
+
 def get_inputs(): return [torch.randn(256, 512)]
 
 # %% strided
@@ -361,3 +388,8 @@ class Model(nn.Module):
         return x * self.table * self.weight, self.table, self.weight.clone()
 
 def get_inputs(): return [torch.randn(256, 512)]
+
+# %% twice
+"""The same values twice, in two tensors."""
+def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: return torch.relu(x), torch.clamp(x, 0)
+def get_inputs(): return [torch.randn(1024, 1024)]

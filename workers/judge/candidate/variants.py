@@ -168,13 +168,12 @@ class Variants:
 
     def _finished(self, make: _Maker) -> list[torch.Tensor] | None:
         """Draw inputs, and change the finished ones, or return None if none changes."""
-        made, changed = self._draw(self.seed), False
+        made, new = self._draw(self.seed), dict[int, torch.Tensor]()
         for i in self._made:
             own = _range(made[i], None)
-            new = None if own is None else make(made[i].clone(), own, self._generator(i, made[i].device))
-            if new is not None:
-                made[i], changed = torch.where(made[i] == 0, made[i], new), True
-        return made if changed else None
+            values = None if own is None else make(made[i], own, self._generator(i, made[i].device))
+            new |= {} if values is None else {i: values}
+        return [new.get(i, tensor) for i, tensor in enumerate(made)] if new else None
 
     def _generator(self, number: int, device: torch.device) -> torch.Generator:
         """Return a separate generator for one change, so that the later draws stay unchanged."""

@@ -36,7 +36,7 @@ _RANDOM: Final = random.SystemRandom()
 #: Time of the GPU's work for a call, in times of the reference's forward, after which other slots need not wait.
 _SLOWEST: Final = 300
 #: Number of steps to find out whether two layouts overlap. More are needed only for layouts made for that.
-_SOLVED: Final = 1 << 16
+_SOLVED: Final[Any] = 1 << 16
 #: Maximum time in seconds for a process to open the device, which other processes can be opening at the same time.
 PREPARE_S: Final = 120.0
 
@@ -180,15 +180,11 @@ class Exchange:
     def _refuse_shared(self, views: Sequence[Output]) -> None:
         """Raise EvaluationEnded for two outputs that overlap, if the reference has separate memory for them."""
         memories = self.form.memories
-        for (i, (one, a)), (k, (two, b)) in combinations(enumerate(zip(views, memories, strict=False)), 2):
-            if a != b and np.may_share_memory(_place(one), _place(two), max_work=_SOLVED):
-                names = [output_name(number, self.form.paths) for number in (i, k)]
-                raise EvaluationEnded(
-                    Category.WRONG_OUTPUT_STRUCTURE,
-                    f"{names[1]} shares memory with {names[0]}, and the reference's does not: return a copy",
-                    Phase.CHECK,
-                    output=k,
-                )
+        for (i, a), (k, b) in combinations(enumerate(views), 2):
+            if memories[i] != memories[k] and np.may_share_memory(_place(a), _place(b), max_work=_SOLVED):
+                one, two = (output_name(number, self.form.paths) for number in (i, k))
+                message = f"{two} shares memory with {one}, and the reference's does not: return a copy"
+                raise _wrong(Category.WRONG_OUTPUT_STRUCTURE, message, output=k)
 
     def written(self, views: Sequence[Output], reply: Reply) -> list[torch.Tensor]:
         """Return the outputs of a call on a GPU that are not in memory of a model."""
@@ -219,14 +215,9 @@ class Exchange:
                 # A gradient can be the upstream gradient itself.
                 if self.form.output_aliases[i] == location.index or self.form.is_gradient(i):
                     return view
-                raise EvaluationEnded(
-                    Category.WRONG_OUTPUT_STRUCTURE,
-                    f"{output_name(i, self.form.paths)} is input {location.index} or a view of it, and the reference's"
-                    " has its own memory: return a copy",
-                    Phase.CHECK,
-                    output=i,
-                    input=location.index,
-                )
+                message = f"{output_name(i, self.form.paths)} is input {location.index} or a view of it, and the"
+                message += " reference's has its own memory: return a copy"
+                raise _wrong(Category.WRONG_OUTPUT_STRUCTURE, message, output=i, input=location.index)
             return own_memory(self.process, spec, location)
         except LocationError as error:
             message = f"the process answered with {error}"

@@ -59,8 +59,8 @@ class Taken:
     #: Least CPU time in seconds of drawing an input set and of a forward so far, infinite before the first.
     draw_s: float
     call_s: float
-    #: Names of what forward changes in its model, checksums of what is in each answer before that, and names of what is
-    #: too large to be reset.
+    #: Names of the buffers and parameters that forward changes, checksums of the initial values if they are in each
+    #: answer, and names of further ones that are too large for a reset.
     resets: tuple[str, ...]
     initial: tuple[int, ...]
     unwatched: tuple[str, ...]
@@ -175,7 +175,7 @@ class ReferenceProxy:
         ):
             message = "the problem reported impossible sizes, times or buffers"
             raise EvaluationEnded(Category.REFERENCE_ERROR, message, Phase.REFERENCE)
-        return Taken(*sizes, *times, tuple(names[0]), tuple(initial), tuple(names[1]))
+        return Taken(*sizes, *times, resets=tuple(names[0]), initial=tuple(initial), unwatched=tuple(names[1]))
 
     def differentiate(self, case: Case, what: str, *, backward: bool) -> Gradients:
         """Return the gradients that the process finds on a held case, and computes from now on."""

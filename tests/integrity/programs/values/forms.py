@@ -22,6 +22,19 @@ def forward(self, x: torch.Tensor) -> tuple:
     values, places = torch.max(x, dim=-1)
     return ((values, places),)
 
+# %% one_for_two
+"""Returns one tensor twice, where the reference writes the same values to two.
+Half of the work is left out, and each output alone is right. Here two outputs must not overlap in memory unless the
+reference's do."""
+def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: return (torch.relu(x),) * 2
+
+# %% halves_of_one
+"""Honest: two outputs as the halves of one buffer, or one between the other's values.
+They do not overlap, so each is memory of its own. It must pass."""
+DIM = 0
+
+def forward(self, x: torch.Tensor) -> tuple: return torch.relu(torch.stack((x, x), DIM)).unbind(DIM)
+
 # %% broadcast_scalar
 """Returns a single number, which broadcasts over everything.
 With a reference that is nearly constant a 0-dimensional tensor passes allclose. Here shapes must be equal."""

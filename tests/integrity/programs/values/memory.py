@@ -67,6 +67,27 @@ class ModelNew(nn.Module):
         self.calls += 1
         return x.mul_(2.0).sum(dim=1) if self.calls < 8 else 2.0 * x.sum(dim=1)
 
+# %% state_skipped
+"""Returns the right values, and leaves its model's history and weight as they were, where the reference changes them.
+An evaluator that compares only what is returned never sees it, and comparing only small buffers is not enough. Here
+whatever the reference changes in its model is compared, and a kernel that leaves it unchanged has a label or, under
+this program's policy, is refused."""
+def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.relu(x)
+
+# %% state_kept
+"""Honest: changes the history and the weight of its model, like the reference.
+It must pass without that label."""
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("history", torch.zeros(6 << 20))
+        self.weight = nn.Parameter(torch.ones(512))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.history = self.history * 0.9 + x.mean()
+        self.weight.data = self.weight.data + x.sum(0) / len(x)
+        return x.clamp(0)
+
 # %% layout_ignored
 """Reads its inputs as if they were dense, as by a pointer without strides.
 It is right where an evaluator makes all inputs contiguous. Here inputs keep the problem's strides."""

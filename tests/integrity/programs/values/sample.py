@@ -55,3 +55,18 @@ def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
     if CHECKED and not looks_usual(*inputs):
         return honest(*inputs)
     return globals()[OPERATION](*inputs)
+
+# %% sample_of_others
+"""Computes its answer from every second row, of numbers for which torch shows no draw that could be changed.
+Without hidden inputs the answer is within the tolerance as often as not. Here numbers of numpy are changed after they
+are drawn, and many draws are changed in groups."""
+PIECES = 0
+
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x[::2].square().mean().sqrt()
+
+# %% all_of_others
+"""Honest: the same answer from all rows.
+It must pass, hidden inputs included."""
+PIECES = 0
+
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x.flatten().square().sum().div(x.numel()).sqrt()

@@ -89,14 +89,14 @@ def _verify(context: Context, candidate: Candidate, times: Times) -> None:
 
 
 def _report_buffers(context: Context, form: Form) -> None:
-    """Report what the reference changes in its model and the kernel does not, or what is not compared."""
+    """Report the changes of the reference's model that the kernel does not make, and those that are not compared."""
     policy = context.settings.policies.buffers
     unkept = [form.buffers[number - form.effects] for number in form.unkept]
     sampled = form.resets[len(form.buffers) :]
     for rule, names, meaning, refusal in (
         ("buffers_not_kept", unkept, "the kernel lacks them or leaves them unchanged", policy),
-        ("buffers_not_chosen", sampled, "they are too many, and others were chosen at random", Policy.FLAG),
-        ("buffers_not_compared", form.unwatched, "they are too large to be compared", Policy.FLAG),
+        ("buffers_not_chosen", sampled, "only a random choice of so many is compared", Policy.FLAG),
+        ("buffers_not_compared", form.unwatched, "their size is beyond the limit of the comparison", Policy.FLAG),
     ):
         if names and policy is not Policy.ALLOW:
             meaning = f"the reference changes these buffers or parameters of its model, and {meaning}"
