@@ -1,4 +1,4 @@
-"""Autopsies: the smallest shape and input on which a kernel fails, and a file that reproduces it (`docs/autopsy.md`).
+"""Autopsies: the smallest shape and input on which a kernel fails, and a file that reproduces it (`docs/diagnose.md`).
 
 ``shrink`` chooses the next problems to judge from the results so far. It runs nothing. The callers judge: ``run`` with
 a fleet or a local judge, and the tool and the page through the fleet's server. So untrusted code runs only in the

@@ -1,4 +1,4 @@
-"""The drop-ins for other projects' evaluation servers: KernelBench's and KernelGYM's (`docs/eval-server.md`)."""
+"""The drop-ins for other projects' evaluation servers: KernelBench's and KernelGYM's (`docs/evaluators.md`)."""
 
 from kqueue.registry import Feature
 

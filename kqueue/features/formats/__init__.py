@@ -1,4 +1,4 @@
-"""Formats of other projects' problems, in the order in which they are tried (`docs/formats.md`)."""
+"""Formats of other projects' problems, in the order in which they are tried (`docs/problems.md`)."""
 
 from kqueue.registry import Feature
 

@@ -1,4 +1,4 @@
-"""Receipts as files: signed records of evaluations, their checks, and a new judgement (`docs/receipts.md`)."""
+"""Receipts as files: signed records of evaluations, their checks, and a new judgement (`docs/export.md`)."""
 
 from kqueue.registry import Command, Feature
 

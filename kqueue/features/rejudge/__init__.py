@@ -1,4 +1,4 @@
-"""Published claims, judged again (`docs/rejudged.md`)."""
+"""Published claims, judged again (`docs/kernelbench.md`)."""
 
 from kqueue.registry import Command, Feature
 
