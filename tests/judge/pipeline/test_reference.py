@@ -104,6 +104,16 @@ def test_numbers_of_other_generators_and_of_many_draws_have_variants() -> None:
     assert all(bool((case.inputs[0].abs() < 5).all()) for case in cases)
 
 
+def test_an_answer_to_nudged_inputs_without_memory_ends_nothing() -> None:
+    """It could only excuse a kernel, so the evaluation goes on without it."""
+    forward = "if (x * 256).frac().any(): raise torch.OutOfMemoryError('CUDA out of memory')\nreturn x * 2"
+    made = loaded(forward, "return [torch.randint(1, 256, (16, 8)) / 256]")
+    first = first_of(made)
+    assert first.again is not None
+    assert first.again() is None
+    assert made.answer(made.cache.new())
+
+
 def test_a_list_of_tolerances_has_one_for_each_output() -> None:
     """A list that does not fit what forward returns is the problem's fault, whoever gives it. Gradients need none."""
     listed = [{"atol": 1e-3, "rtol": 0}, None]
