@@ -27,7 +27,7 @@ def changes(block: str) -> list[tuple[Path, str, str]]:
 def changed(tmp_path: Path) -> Path:
     """Return a copy of the code with the category's diff, each change of which fits one place."""
     for name in ("kqueue", "workers", "examples", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name)
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for path, old, new in changes(CATEGORY):
         text = (tmp_path / path).read_text()

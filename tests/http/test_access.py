@@ -136,7 +136,6 @@ def test_it_says_where_it_listens_and_ends_when_told(process: Process, http: htt
     assert f"kqueue serves {process.url}\n" in log
     assert f"kqueue serves unix://{path}: its owner needs no token" in log
     assert OPEN_WARNING in log
-    # On a busy machine the database can answer too late once.
     until(lambda: httpx.get(f"{process.url}/v1/fleet").status_code == 200, what="an answer without a token")
     with RemoteClient(f"unix://{path}") as kq, ThreadPoolExecutor(1) as pool:
         ticket = kq.submit(**request_fields())

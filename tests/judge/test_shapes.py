@@ -89,17 +89,11 @@ SHAPES = [{"args": {"n": 4}}, {"args": {"n": 5}}]
 def test_a_kernel_can_be_judged_on_further_sizes(rig: Rig) -> None:
     """One that fails on them gets a finding, or is rejected. The reference can refuse them."""
     problem = PROBLEM.replace("4, 8)", "ROWS, 32)").replace("[8]", "[32]") + "\nROWS = 64\n"
-    asks = {
-        policy: QUICK.model_copy(update={"policies": Policies(shapes=policy)})
-        for policy in (Policy.FLAG, Policy.REJECT)
-    }
+    flag, reject = (QUICK.model_copy(update={"policies": Policies(shapes=one)}) for one in (Policy.FLAG, Policy.REJECT))
     special = right("assert len(x) in (32, 64, 128) and x.shape[1] == 32")
-    flagged, rejected = (judge(rig, special, settings, problem) for settings in asks.values())
-    assert (flagged.category, rejected.category) == (Category.PASSED, Category.REJECTED_BY_POLICY)
-    assert "it is wrong on other sizes" in flagged.message
-    [finding] = [one for one in flagged.evidence.findings if one.rule == SIZES_RULE]
-    assert "instead of 32" in finding.evidence
-    general = judge(rig, right(), asks[Policy.FLAG], problem)
-    assert len(general.evidence.sizes) == 3
+    flagged, rejected = (judge(rig, special, policy, problem) for policy in (flag, reject))
+    assert (rejected.category, flagged.passed) == (Category.REJECTED_BY_POLICY, "other sizes" in flagged.message)
+    assert "instead of 32" in next(one.evidence for one in flagged.evidence.findings if one.rule == SIZES_RULE)
+    assert len(judge(rig, right(), flag, problem).evidence.sizes) == 3
     strict = problem.replace("return self", "assert x.shape == (64, 32)\n        return self")
-    assert judge(rig, right(), asks[Policy.REJECT], strict).evidence.sizes == ()
+    assert judge(rig, right(), reject, strict).evidence.sizes == ()

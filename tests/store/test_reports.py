@@ -92,8 +92,7 @@ def test_rankings_set_verdicts_by_other_settings_apart(engine: Engine, judged) -
         judged(Category.PASSED, 1, ms=ms, settings=settings)
     judged(Category.PASSED, 2, ms=1, settings=loose)
     assert [row["runtime_ms"] for row in view(engine, "best_verdicts")] == [2]
-    hash_ = boards.ranking(engine)[0].problem_hash
-    assert [record.speedup for record in boards.records(engine, hash_)] == [5.0]
+    assert [one.speedup for one in boards.records(engine, boards.ranking(engine)[0].problem_hash)] == [5.0]
     rules = rules_of(Settings.model_validate(loose).model_dump(mode="json"))
     assert {*rules} == {"tolerance", "buffers"}
     rows = boards.ranking(engine)

@@ -245,8 +245,7 @@ class ReferenceProxy:
             return reply
         what = "the model in float64" if ask.wide else "Model.forward"
         try:
-            # The evaluation goes on without an answer in float64 or to other inputs, for which memory can be too small.
-            with self.blaming(what, optional=ask.wide or ask.nudge > 0):
+            with self.blaming(what, optional=ask.wide or ask.nudge > 0):  # Memory can be too small for these.
                 raise reply
         except EvaluationEnded as ended:
             if self.process.ended is not None:
