@@ -40,7 +40,7 @@ _MORE_BYTES: Final = 16 << 20
 _OF_A_KEPT: Final = (6, 3)
 #: Targets of which it can hold one descriptor per sealed process, depending on the host and the lane: its file system,
 #: its memory.
-_ONE_OF_EACH: Final = ("/", r"/proc/\d+/mem")
+_ONE_OF_EACH: Final = (r"/|/.+/[0-9a-f]{32}", r"/proc/\d+/mem")
 
 
 @dataclass(frozen=True, slots=True)
