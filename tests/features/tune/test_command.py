@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -140,6 +142,9 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on(
     cli.write("kernel.py", KERNEL)
     with cli.start(*TUNE, "--grid", "BLOCK=8,16", "--run-name", "a") as process:
         until(lambda: known(engine, "state = 'queued'") == 3, what="the first batch")
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # Python can discard an exception, so also an interrupt.
+            process.wait(60)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=120)
     assert "Resume it with: kqueue search resume a" in said
