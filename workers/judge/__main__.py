@@ -95,11 +95,12 @@ class _Service:
             stack.callback(_kill_children)
             set_environment(os.environ, self._slot, len(os.sched_getaffinity(0)))
             kill_leftovers(self._slot.uid)
+            stack.callback(self._ending.hold)  # is called first, so that no signal interrupts the other callbacks
             with self._ending:
                 self._load()
             forkserver = handle.fork(self._slot)
             stack.callback(forkserver.stop)
-            stack.callback(self._ending.hold)  # is called first, so that no signal interrupts the other callbacks
+            stack.callback(self._ending.hold)
             self._judges = api.Judges(forkserver)
             stack.callback(lambda: self._judges.stop())
             stack.callback(self._ending.hold)
@@ -139,10 +140,9 @@ class _Service:
         """Import the judge and torch before any fork. Raise ConfigError for a GPU if torch is built without CUDA."""
         import torch
 
-        from workers.judge import supervisor
         from workers.judge.candidate import harness
 
-        assert supervisor
+        importlib.import_module("workers.judge.supervisor")
         harness.preload()
         if self._slot.on_gpu and torch.version.cuda is None:
             raise ConfigError(

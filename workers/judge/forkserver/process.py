@@ -422,7 +422,7 @@ class SealedProcess:
             what, within = f"the {phase} phase", f"its deadline of {seconds:.4g} s"
             if ended.hung:
                 what, within = "the GPU's work for one call", f"{self._gpu_s:.4g} s"
-                named = ", 300 times the reference's time or the setting deadlines.gpu_s"
+                named = ", 300 times the reference's time or the setting deadlines.gpu_s, whichever is longer"
             message = f"{what} did not end within {within}{named}"
             return EvaluationEnded(category, message, phase, **facts)
         if ended.reason in _REASONS:

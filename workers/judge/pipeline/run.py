@@ -66,9 +66,9 @@ def evaluate(
         if request.settings.policies.shapes is Policy.ALLOW:
             return judge()
         with forkserver.one_build():
-            outcome = judge()
-            further = functools.partial(judge_further, outcome, request)
-            return further(lambda other: _judge(other, *around, cpu, is_first=False)) if outcome.passed else outcome
+            if not (outcome := judge()).passed:
+                return outcome
+            return judge_further(outcome, request, lambda other: _judge(other, *around, cpu, is_first=False))
     results: list[Judged] = []
     with forkserver.one_build():
         for shape in listed or (None,):

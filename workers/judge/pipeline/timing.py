@@ -59,15 +59,15 @@ _FEWEST_IN_TURN: Final = 3
 _CALLS: Final = {Kind.OVERHEAD: Call.OVERHEAD, Kind.IN_TURN: Call.IN_TURN}
 #: Number of calls between two reads of the device's clocks.
 _LOOK_EVERY: Final = 8
-#: Least and greatest number of turns whose calls are made together. Once a series can end, least number, and share of
-#: the turns so far.
+#: Least and greatest number of turns whose calls are made together. Below: the least number once a series can end, and
+#: the share of the turns so far that applies if it is more.
 _TOGETHER: Final = (4, 8)
 _FEW_TOGETHER: Final = (3, 1 / 5)
 #: Maximum size in bytes of the outputs of a call, and time in seconds of a call, for calls that are made together.
 _TOGETHER_BYTES: Final = 4 << 20
 _TOGETHER_S: Final = 0.005
-#: Number of outputs for which memory is allocated ahead, in times of the calls before a series can end. It keeps most
-#: outputs, of both processes, and usually goes on.
+#: Number of calls whose outputs get memory ahead of time, in multiples of the calls before a series can end. Most
+#: series go on, and keep the outputs of both processes.
 _RESERVED: Final = 6
 #: Share of a candidate's calls after which its inputs are compared.
 _INSPECTED: Final = 0.5
