@@ -22,6 +22,9 @@ recycled by judging, not by tasks   A task that claims nothing, or whose evaluat
                                     which child was used up and gets no further task.
 parent-death signal by one call     Stock Celery imports a parser of C in every child to call one function of the C
                                     library.
+SIGKILL at an interrupted write     Stock Celery stops its pool in the handler of a cold stop's signal. If the signal
+                                    came while a task was written, the child waits for the rest, and the parent for the
+                                    child.
 a spare child                       It is forked and connected while the other child judges, so that the next task
                                     starts at once. It gets its task when the other child's task has ended.
 ==================================  ====================================================================
@@ -50,6 +53,7 @@ from billiard.exceptions import WorkerLostError
 from celery import platforms
 from celery.concurrency import asynpool, prefork
 from celery.utils.log import get_logger
+from celery.worker import state
 
 from workers.judge import deaths
 from workers.judge.host import linux
@@ -235,3 +239,11 @@ class TaskPool(prefork.TaskPool):
         of_stock: Any = platforms
         of_stock._set_pdeathsig = partial(linux.prctl, linux.PR_SET_PDEATHSIG)
         super().on_start()
+
+    def on_stop(self) -> None:
+        pool: Any = self._pool
+        if pool is not None and state.should_terminate:
+            for job in pool._cache.values():
+                if asynpool._get_job_writer(job) in pool._active_writers and job._write_to:
+                    kill_group(job._write_to.pid)
+        super().on_stop()

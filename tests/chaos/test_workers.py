@@ -135,6 +135,14 @@ def test_a_worker_told_to_quit_before_it_knows_that_its_child_has_begun(services
     assert (second.category, second.handed_back) == ("passed", False)
 
 
+def test_a_worker_told_to_quit_while_it_writes_a_task(services: Any, fleet: Any, whole: Any) -> None:
+    """SIGQUIT does not wait for a child that has got a part of its task."""
+    worker = fleet.live()[0].id
+    (services.directory / "quit-while-writing").touch()
+    [only] = whole(services.submit("ok"), attempts=1)
+    assert only.worker_id != worker
+
+
 def test_a_judge_killed_for_want_of_memory(services: Any, fleet: Any, whole: Any) -> None:
     """A judge killed by the kernel's out-of-memory killer is blamed on the host."""
     groups = cgroups.Groups()

@@ -17,6 +17,8 @@ if __name__ == "__main__":
 
     start.become_worker("judges")
 
+import billiard.pool
+
 import workers.app
 import workers.messages
 import workers.pool
@@ -239,6 +241,21 @@ def warm_up(engine, **options) -> None:
     _warm_up(engine, **options)
 
 
+_offset = billiard.pool._get_send_offset
+
+
+def send_offset(connection):
+    send = _offset(connection)
+
+    def send_part(data, offset):
+        sent = send(data, offset)
+        if once("quit-while-writing"):
+            os.kill(os.getpid(), signal.SIGQUIT)
+        return sent
+
+    return send_part
+
+
 _maintain = workers.pool._Pool.maintain_pool
 
 
@@ -248,6 +265,7 @@ def maintain_pool(pool) -> None:
         _maintain(pool)
 
 
+billiard.pool._get_send_offset = send_offset
 evaluations.claim = claim
 evaluations.warm_up = warm_up
 workers.app._Watchdog = Watchdog
