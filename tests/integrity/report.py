@@ -133,9 +133,8 @@ def _figures(everything: list[Program], result: dict[str, Any]) -> dict[str, str
 
 
 def _kind(program: Program, row: dict[str, Any]) -> str:
-    judgement = Judgement(row["judgement"])
-    if judgement is not Judgement.OK:
-        return "hole" if judgement.good else "bad"
+    if row["judgement"] != Judgement.OK:
+        return "hole" if Judgement(row["judgement"]).good else "bad"
     if program.is_control:
         return "control"
     return "honest" if row["category"] == "passed" else "stopped"
