@@ -1,6 +1,6 @@
 """`make docs`: write the generated parts of the documents. With `--check` only list the outdated documents.
 
-`docs/categories.md`, `docs/evidence.md` and `docs/options.md` are generated as a whole, and five documents have a
+`docs/categories.md`, `docs/evidence.md` and `docs/settings.md` are generated as a whole, and five documents have a
 generated part between comments: the commands in `docs/cli.md`, the routes in `docs/http.md`, the names in
 `docs/python.md`, the static rules and the backends in `docs/kernels.md`, and the columns in `docs/export.md`. The exit
 status is 0, or 1 if `--check` finds an outdated document.
@@ -93,7 +93,7 @@ def documents() -> dict[Path, str]:
     return {
         docs / "categories.md": categories.markdown() + words.words(),
         docs / "evidence.md": page(),
-        docs / "options.md": reference.options(),
+        docs / "settings.md": reference.settings(),
         docs / "http.md": fill(http, "routes", reference.routes()),
         docs / "cli.md": fill(cli, "commands", command_table(cli)),
         docs / "python.md": fill(python, "names", reference.python()),

@@ -1,15 +1,12 @@
-"""The generated parts of the reference: settings, options of commands, Python, routes. `make docs` writes them."""
+"""The generated parts of the reference: settings, Python, routes. `make docs` writes them."""
 
 from __future__ import annotations
 
 import inspect
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-import typer.main
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
@@ -18,24 +15,15 @@ from kqueue.cli.categories import in_markdown, kind_of
 if TYPE_CHECKING:
     from kqueue.store.tokens import Scope
 
-SETTINGS = """
-## Settings
+SETTINGS = """\
+# Settings
 
-A fleet's programs and clients read these environment variables, here with their defaults. An argument of a command or
-of a class comes before its variable, and a variable before the values from a `kqueue up` of the same user. The [compose
-stack](deploy.md#docker-compose) reads `.env.example`'s too, `make venv` `KQUEUE_TORCH` and `KQUEUE_WHEELHOUSE`.
-
-"""
-OPTIONS = """\
-# Options and settings
-
-Generated from the commands and `kqueue/config.py` by `make docs`. [The command line](cli.md) has the commands' output.
-
-## Common options
+Generated from `kqueue/config.py` by `make docs`. A fleet's programs and clients read these environment variables, here
+with their defaults. An argument of a command or of a class comes before its variable, and a variable before the values
+from a `kqueue up` of the same user. The [compose stack](deploy.md#docker-compose) also reads the variables of
+`.env.example`, and `make venv` reads `KQUEUE_TORCH` and `KQUEUE_WHEELHOUSE`.
 
 """
-#: Number of commands from which on an option's meaning is given once for all.
-COMMON = 2
 #: Path of the reports.
 REPORTS = "/v1/reports/"
 #: Names that other pages describe.
@@ -48,7 +36,7 @@ def first(what: Any) -> str:
 
 
 def settings() -> str:
-    """Return the list of settings."""
+    """Return the page of settings."""
     from kqueue.config import Config
 
     fields = Config.model_fields.items()
@@ -67,51 +55,6 @@ def default(field: Any) -> str:
     if value in (None, "", PydanticUndefined) or isinstance(value, BaseModel):
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
-
-
-def leaves(command: Any, *path: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name, the command and its context for every Click command below ``command``."""
-    context = command.context_class(command, info_name=" ".join(("kqueue", *path)), **command.context_settings)
-    below = getattr(command, "commands", None)
-    if below is None or (path and command.invoke_without_command):
-        yield " ".join(path), command, context
-    for name in command.list_commands(context) if below is not None else ():
-        yield from leaves(command.get_command(context, name), *path, name)
-
-
-def options() -> str:
-    """Return the page of commands with their arguments and options, and of settings."""
-    from kqueue.cli import app
-
-    rows = {
-        name: dict(row for one in command.get_params(context) if (row := option(one, context)))
-        for name, command, context in leaves(typer.main.get_command(app))
-    }
-    counts = Counter(row for options in rows.values() for row in options.items())
-    common = dict(row for row, count in reversed(counts.most_common()) if count >= COMMON)
-    parts = [OPTIONS + "\n".join(listed(name, "", common[name]) for name in sorted(common)) + "\n"]
-    for command, options in rows.items():
-        own = [listed(name, "", meaning) for name, meaning in options.items() if common.get(name) != meaning]
-        shared = [re.sub(r"-\w, | .*(?=`)", "", name) for name in options if common.get(name) == options[name]]
-        lines = own + [f"- Common: {', '.join(shared)}"] * bool(shared)
-        parts.append(f"## kqueue {command}\n" + "".join(f"\n{line}" for line in lines or ["No options."]) + "\n")
-    return "\n".join(parts) + settings()
-
-
-def option(one: Any, context: Any) -> tuple[str, str] | None:
-    """Return name and meaning of an argument or an option, or None for hidden ones and for `--help`."""
-    record = one.get_help_record(context)
-    if record is None or one.name == "help":
-        return None
-    text = (
-        record[1]
-        .replace("; x", ", x")
-        .replace("; 0", ", 0")
-        .replace("; 1", ", 1")
-        .replace("<model>", "\\<model>")
-        .replace(" [required]", "")
-    )
-    return f"`{re.sub(r' <(?!list)[^>]*>', '', record[0]).replace(' <list[str]>', '...')}`", in_markdown(text)
 
 
 def python() -> str:

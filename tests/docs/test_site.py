@@ -25,14 +25,15 @@ def pages(part: Any) -> list[str]:
 
 
 def test_the_navigation_is_whole() -> None:
-    """It has each page once, its files from outside docs/ exist, and nothing comes from another server."""
+    """It has each page once, its files from outside docs/ exist, nothing is foreign, and docs/ keeps to its size."""
     listed = pages(SETTINGS["nav"])
     beside = [page.removeprefix("repository/") for page in listed if page.startswith("repository/")]
     assert "README.md" in beside
     assert [name for name in beside if not (ROOT / name).is_file()] == []
     own = sorted(page for page in listed if not page.startswith("repository/"))
-    assert own == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
-    assert len(own) <= 35, "join pages on one subject"
+    words = {path.name: len(path.read_text().split()) for path in (ROOT / "docs").glob("*.md")}
+    assert own == sorted(words)
+    assert (len(own) <= 35, sum(words.values()) <= 90_000) == (True, True), "join pages on one subject, and cut"
     assert SETTINGS["theme"]["font"] is False
     # Without its own polyfill the plugin `offline` would name one on another server.
     assert SETTINGS["plugins"] == ["search", "offline"]

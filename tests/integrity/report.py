@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections import Counter
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,17 +27,15 @@ _OF: Final = ("median_ms", "q3_ms", "q1_ms")
 _HEAD: Final = """\
 # Integrity
 
-`python tests/integrity/report.py` generates this page from `tests/integrity/` and its committed results. A test checks
-that they agree.
+`python tests/integrity/report.py` generates this page from `tests/integrity/` and its committed results.
 
 Each program is one known way in which a kernel can look faster or more correct than it is. Its docstring explains the
 cheat, why it works with an evaluator that compares and times inside the kernel's own process, and why it fails here.
-`tests/integrity/bases/kernel.py` has the code that many programs share.
 
 *Stopped* means any category except `passed`. Some cheats are allowed to pass, but only with an honest time: the cheat's
 median time over an honest kernel's for the same problem, both with exclusive access to the device. Controls are honest
-kernels that look suspicious. A control that does not pass, or whose time changes, is a false positive and counts as a
-failure. An outcome without a lane is the outcome of both.
+kernels that look suspicious. One that does not pass, or whose time changes, counts as a failure. An outcome without a
+lane is the outcome of both.
 
 Run it again with `make integrity ARGS='--lane gpu --out tests/integrity/results/gpu.json'` (or `--lane cpu`).
 """
@@ -51,16 +51,16 @@ def report() -> str:
     """Return the document."""
     found = {lane: results(lane) for lane in LANES}
     everything = programs()
-    lines = [_HEAD, "## Summary", ""]
-    lines += _summary(everything, found)
+    lines = [_HEAD, "## Summary", "", *_summary(everything, found)]
     lines += [f"\n{lane.upper()}: {found[lane]['note']}" for lane in LANES if "note" in found[lane]]
     lines += ["", "## Known not to be caught", ""]
     holes = [program for program in everything if program.hole]
     lines += [f"- `{program.name}` ({program.family}): {program.hole}" for program in holes]
-    lines += [] if holes else ["None of the corpus."]
     lines += ["", "## Programs"]
     for title, chosen in _sections(everything):
-        lines += ["", f"**{title[:1].upper()}{title[1:]}**", "", *(_line(program, found) for program in chosen)]
+        lines += ["", f"**{title[:1].upper()}{title[1:]}**", ""]
+        by_mechanism = groupby(chosen, lambda program: program.mechanism.partition("\n")[0])
+        lines += [_line(first, list(alike), found) for first, alike in by_mechanism]
     return "\n".join(lines) + "\n"
 
 
@@ -83,13 +83,8 @@ def pictures() -> dict[str, Chart]:
     }
 
 
-def drawn(chart: Chart) -> str:
-    """Return a chart as SVG with the digest of its data, because libraries' versions change the bytes."""
-    return f"{render(chart).decode()}{digest(chart)}\n"
-
-
 def digest(chart: Chart) -> str:
-    """Return a comment that changes with a chart's data."""
+    """Return a comment that changes with a chart's data, because libraries' versions change the picture's bytes."""
     return f"<!-- data: {hashlib.sha256(repr(chart).encode()).hexdigest()} -->"
 
 
@@ -126,7 +121,7 @@ def _figures(everything: list[Program], result: dict[str, Any]) -> dict[str, str
         "date": result["date"],
         "device": str(environment.get("device")),
         "torch, triton": f"{environment.get('torch')}, {environment.get('triton')}",
-        "isolation": _level(result),
+        "isolation": str((result.get("isolation") or {}).get("level") or "-"),
         "judged": str(len(judged)),
         "as expected": str(sum(Judgement(row["judgement"]).good for _, row in judged)),
         "cheats stopped": str(counts["stopped"]),
@@ -137,27 +132,31 @@ def _figures(everything: list[Program], result: dict[str, Any]) -> dict[str, str
     }
 
 
-def _level(result: dict[str, Any]) -> str:
-    return str((result.get("isolation") or {}).get("level") or "-")
-
-
 def _kind(program: Program, row: dict[str, Any]) -> str:
-    judgement = Judgement(row["judgement"])
-    if judgement is not Judgement.OK:
-        return "hole" if judgement.good else "bad"
+    if row["judgement"] != Judgement.OK:
+        return "hole" if Judgement(row["judgement"]).good else "bad"
     if program.is_control:
         return "control"
     return "honest" if row["category"] == "passed" else "stopped"
 
 
-def _line(program: Program, found: dict[str, dict[str, Any]]) -> str:
+def _line(first: str, alike: list[Program], found: dict[str, dict[str, Any]]) -> str:
+    """Return the line of programs with one mechanism. A note that only repeats a program's name is left out."""
+    names: dict[str, list[str]] = {}
+    for program in alike:
+        names.setdefault(_outcomes(program, found), []).append(f"`{program.name}`")
+    noted = [program for program in alike if not re.fullmatch(r"Here: \w+\.|", program.note)]
+    notes = [f"`{program.name}`: {program.note}" if len(alike) > 1 else program.note for program in noted]
+    shown = ", ".join(f"{', '.join(those)} ({outcomes})" for outcomes, those in names.items())
+    return f"- {shown}: {' '.join([first.removeprefix('Honest: '), *notes])}"
+
+
+def _outcomes(program: Program, found: dict[str, dict[str, Any]]) -> str:
     cells = [_cell(program, lane, found[lane]) for lane in LANES]
     outcomes = [f"{lane.upper()} {cell}" for lane, cell in zip(LANES, cells, strict=True) if cell]
     outcomes = cells[:1] if cells[0] == cells[1] else outcomes
     ratio = found["gpu"].get("programs", {}).get(program.name, {}).get("alone", {}).get("ratio")
-    outcomes += [] if ratio is None else [f"time {ratio:.2f}"]
-    first = program.mechanism.partition("\n")[0].removeprefix("Honest: ")
-    return f"- `{program.name}` ({', '.join(outcomes)}): {first} {program.note}".rstrip()
+    return ", ".join(outcomes + ([] if ratio is None else [f"time {ratio:.2f}"]))
 
 
 def _cell(program: Program, lane: str, result: dict[str, Any]) -> str:
@@ -173,5 +172,5 @@ def _cell(program: Program, lane: str, result: dict[str, Any]) -> str:
 if __name__ == "__main__":
     REPORT.write_text(report(), encoding="utf-8")
     for name, chart in pictures().items():
-        (RESULTS / name).write_text(drawn(chart), encoding="utf-8")
+        (RESULTS / name).write_text(f"{render(chart).decode()}{digest(chart)}\n", encoding="utf-8")
     print(f"wrote {REPORT}")
