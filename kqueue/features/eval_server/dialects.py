@@ -10,6 +10,7 @@ fleet failed or the evaluation was cancelled, the next request makes a new evalu
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 from uuid import UUID
 
@@ -25,9 +26,12 @@ from kqueue.contract import Bounded, Request, Verdict
 from kqueue.errors import IdempotencyConflict, LaneUnavailable
 from kqueue.http import failures
 from kqueue.http.auth import Caller
+from kqueue.http.devices import View
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
+from kqueue.states import EvaluationState
 from kqueue.store import reports
+from kqueue.store.reports import Progress
 
 #: Seconds for which an equal request without a key gets the same answer.
 STANDS_S: Final = 60.0
@@ -48,18 +52,28 @@ IdempotencyKey = Annotated[
 RESPONSES: Final = failures.documented(409, 429)
 
 
+#: Sources in the examples of requests.
+MODEL: Final = "import torch\nclass Model(torch.nn.Module): ..."
+MODEL_NEW: Final = "import torch\nclass ModelNew(torch.nn.Module): ..."
+Seed = Annotated[int | None, Field(ge=0, lt=2**63)]
+SEED: Final = "Seed that is set before each constructor. By default a secret one."
+#: The field with the limit of an execution.
+TIMEOUT: Final[Any] = Field(
+    gt=0,
+    le=3600,
+    alias="timeout",
+    description="Maximum seconds of each phase of the execution. Queueing does not count.",
+)
+
+
 class KernelRequest(Bounded):
     """One kernel to judge. Unknown fields are ignored.
 
     Fields have the names of KernelBench's arguments. Their aliases are a dialect's names.
     """
 
-    seed_num: int | None = Field(
-        None,
-        ge=0,
-        lt=2**63,
-        validation_alias=AliasChoices("seed_num", "seed"),
-        description="Seed that is set before each constructor. By default a secret one. `seed` is an alias.",
+    seed_num: Seed = Field(
+        None, validation_alias=AliasChoices("seed_num", "seed"), description=f"{SEED} `seed` is an alias."
     )
     num_correct_trials: int = Field(5, ge=1, le=100, description="Number of input sets to check.")
     num_perf_trials: int = Field(100, ge=0, le=10_000, description="Maximum number of timed calls.")
@@ -74,6 +88,32 @@ class KernelRequest(Bounded):
 
 #: The fields of requests that are arguments of :func:`~kqueue.kernelbench.request_of`.
 _SHARED: Final = {"problem", "kernel", "timeout_s", *KernelRequest.model_fields}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An evaluation as its clients see it, with KernelBench's result and the reason of a failure, if any."""
+
+    progress: Progress
+    device: str | None
+    verdict: Verdict | None
+    result: dict[str, Any]
+    error: str | None
+
+
+async def see(gateway: Gateway, view: View, progress: Progress) -> Seen:
+    """Return an evaluation with its verdict. GPUs in its result have the fleet's numbers."""
+    device = progress.device and view.name_of(progress.device)
+    verdict = await gateway.client.verdict(progress.evaluation_id) if progress.state == EvaluationState.DONE else None
+    if verdict is None:
+        return Seen(progress, device, None, {}, None)
+    result = kernelbench.result_of(verdict)
+    number = result["metadata"]["device_id"] = view.numbered(progress.device or "cpu")
+    if number is not None:
+        for where in (result["metadata"], result["runtime_stats"], result["ref_runtime_stats"]):
+            if "device" in where:
+                where["device"] = device
+    return Seen(progress, device, verdict, result, None if verdict.passed else f"{verdict.category}: {verdict.message}")
 
 
 async def accept(

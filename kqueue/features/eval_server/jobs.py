@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from kqueue.categories import Blame
 from kqueue.errors import UnknownEvaluation
 from kqueue.features.eval_server import dialects, server, tasks
-from kqueue.features.eval_server.dialects import RESPONSES, IdempotencyKey, KernelRequest
-from kqueue.features.eval_server.server import KernelExecResult, result_of
+from kqueue.features.eval_server.dialects import MODEL, MODEL_NEW, RESPONSES, TIMEOUT, IdempotencyKey, KernelRequest
+from kqueue.features.eval_server.server import KernelExecResult
 from kqueue.features.eval_server.tasks import TaskRequest, TaskResult
 from kqueue.http import failures
 from kqueue.http.auth import Caller, Reader, Submitter
@@ -46,13 +46,7 @@ class EvaluationRequest(KernelRequest):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "example": {
-                "problem_id": 19,
-                "sample_id": 0,
-                "level": 1,
-                "custom_cuda": "import torch\nclass ModelNew(torch.nn.Module): ...",
-                "ref_arch_src": "import torch\nclass Model(torch.nn.Module): ...",
-            }
+            "example": {"problem_id": 19, "sample_id": 0, "level": 1, "custom_cuda": MODEL_NEW, "ref_arch_src": MODEL}
         }
     )
 
@@ -61,13 +55,7 @@ class EvaluationRequest(KernelRequest):
     kernel: str = Field(alias="custom_cuda", description="Source of the candidate: `ModelNew`, in any backend.")
     problem: str = Field(alias="ref_arch_src", description="Source of the reference.")
     level: _Name | None = None
-    timeout_s: float | None = Field(
-        300,
-        gt=0,
-        le=3600,
-        alias="timeout",
-        description="Maximum seconds of each phase of the execution. Queueing does not count.",
-    )
+    timeout_s: Annotated[float | None, TIMEOUT] = 300
 
 
 class JobStatus(BaseModel):
@@ -187,17 +175,14 @@ async def _accept(gateway: Gateway, caller: Caller, body: EvaluationRequest, key
 
 
 async def _job(gateway: Gateway, view: View, job_id: UUID) -> Job:
-    progress = await gateway.read(reports.progress, job_id)
-    verdict = await gateway.client.verdict(job_id) if progress.state == EvaluationState.DONE else None
-    status = _status(progress)
+    seen = await dialects.see(gateway, view, await gateway.read(reports.progress, job_id))
+    status = _status(seen.progress)
     return Job(
         job_id=job_id,
         status=status,
-        result=None
-        if verdict is None or status == "failed"
-        else KernelExecResult(**await result_of(gateway, view, verdict)),
-        error=None if verdict is None or status != "failed" else f"{verdict.category}: {verdict.message}",
-        **_moments(view, progress),
+        result=KernelExecResult(**seen.result) if status == "completed" else None,
+        error=seen.error if status == "failed" else None,
+        **_moments(view, seen.progress),
     )
 
 

@@ -10,14 +10,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from kqueue import backends, kernelbench
+from kqueue import backends
 from kqueue.categories import Blame
-from kqueue.contract import Verdict
 from kqueue.features.eval_server import dialects
-from kqueue.features.eval_server.dialects import RESPONSES, IdempotencyKey, KernelRequest
+from kqueue.features.eval_server.dialects import MODEL, MODEL_NEW, RESPONSES, IdempotencyKey, KernelRequest
 from kqueue.http.auth import Anybody, Reader, Submitter
-from kqueue.http.devices import CurrentFleet, Device, View
-from kqueue.http.gateway import CurrentGateway, Gateway
+from kqueue.http.devices import CurrentFleet, Device
+from kqueue.http.gateway import CurrentGateway
 from kqueue.states import EvaluationState
 from kqueue.store import gpus, reports
 
@@ -34,11 +33,7 @@ class EvalRequest(KernelRequest):
     model_config = ConfigDict(
         extra="allow",
         json_schema_extra={
-            "example": {
-                "original_model_src": "import torch\nclass Model(torch.nn.Module): ...",
-                "custom_model_src": "import torch\nclass ModelNew(torch.nn.Module): ...",
-                "backend": "triton",
-            }
+            "example": {"original_model_src": MODEL, "custom_model_src": MODEL_NEW, "backend": "triton"}
         },
     )
 
@@ -86,7 +81,8 @@ async def evaluate(
     verdict = await dialects.settle(gateway, request, evaluation_id)
     if isinstance(verdict, JSONResponse):
         return verdict
-    result = await result_of(gateway, await fleet.get(), verdict)
+    progress = await gateway.read(reports.progress, evaluation_id)
+    result = (await dialects.see(gateway, await fleet.get(), progress)).result
     more: dict[str, Any] = {"joined": joined}
     if preferred is not None:
         more["preferred_device"] = preferred
@@ -95,19 +91,6 @@ async def evaluate(
     if body.verbose:
         more["log"] = verdict.log
     result["metadata"] |= more
-    return result
-
-
-async def result_of(gateway: Gateway, view: View, verdict: Verdict) -> dict[str, Any]:
-    """Return KernelBench's result for a verdict, with the fleet's number of the GPU that it ran on, if any."""
-    result = kernelbench.result_of(verdict)
-    uuid = (await gateway.read(reports.placed, [verdict.evaluation_id])).get(verdict.evaluation_id, "cpu")
-    number = view.numbered(uuid)
-    result["metadata"]["device_id"] = number
-    if number is not None:
-        for where in (result["metadata"], result["runtime_stats"], result["ref_runtime_stats"]):
-            if "device" in where:
-                where["device"] = f"cuda:{number}"
     return result
 
 

@@ -24,8 +24,7 @@ from kqueue.contract import Bounded, Policy, Verdict
 from kqueue.errors import InvalidRequest, UnknownEvaluation
 from kqueue.evidence import Hack, Measurement
 from kqueue.features.eval_server import dialects
-from kqueue.features.eval_server.dialects import RESPONSES, KernelRequest
-from kqueue.features.eval_server.server import result_of
+from kqueue.features.eval_server.dialects import MODEL, MODEL_NEW, RESPONSES, SEED, TIMEOUT, KernelRequest, Seed
 from kqueue.http.auth import Caller, Reader, Submitter
 from kqueue.http.devices import CurrentFleet, View
 from kqueue.http.failures import HttpError
@@ -68,8 +67,8 @@ class TaskRequest(KernelRequest):
         json_schema_extra={
             "example": {
                 "task_id": "softmax-001",
-                "reference_code": "import torch\nclass Model(torch.nn.Module): ...",
-                "kernel_code": "import torch\nclass ModelNew(torch.nn.Module): ...",
+                "reference_code": MODEL,
+                "kernel_code": MODEL_NEW,
                 "backend": "triton",
             }
         }
@@ -85,20 +84,8 @@ class TaskRequest(KernelRequest):
     )
     backend: str = Field("triton", description="Name of a backend, such as `cuda` or `triton`.")
     num_warmup: int = Field(3, ge=0, le=1000)
-    seed_num: int | None = Field(
-        None,
-        ge=0,
-        lt=2**63,
-        alias="seed",
-        description="Seed that is set before each constructor. By default a secret one.",
-    )
-    timeout_s: float = Field(
-        300,
-        gt=0,
-        le=3600,
-        alias="timeout",
-        description="Maximum seconds of each phase of the execution. Queueing does not count.",
-    )
+    seed_num: Seed = Field(None, alias="seed", description=SEED)
+    timeout_s: Annotated[float, TIMEOUT] = 300
     measure_performance: bool | None = None
     run_performance: bool | None = Field(None, description="Overrides `measure_performance`.")
     detect_decoy_kernel: bool | None = Field(None, description="False to allow kernels that do no work.")
@@ -312,14 +299,9 @@ async def workers_status(fleet: CurrentFleet, _: Reader) -> dict[str, dict[str, 
 @router.get("/status/{task_id:path}")
 async def status(task_id: str, gateway: CurrentGateway, fleet: CurrentFleet, caller: Reader) -> TaskStatus:
     """Return the status of the last task with this id that the same token submitted."""
-    progress = await _latest(gateway, caller, task_id)
-    view = await fleet.get()
-    verdict = await gateway.client.verdict(progress.evaluation_id)
+    seen = await dialects.see(gateway, await fleet.get(), await _latest(gateway, caller, task_id))
     return TaskStatus(
-        task_id=task_id,
-        status=_status(progress),
-        assigned_device=None if progress.device is None else view.name_of(progress.device),
-        error_message=None if verdict is None or verdict.passed else f"{verdict.category}: {verdict.message}",
+        task_id=task_id, status=_status(seen.progress), assigned_device=seen.device, error_message=seen.error
     )
 
 
@@ -379,43 +361,36 @@ def _status(progress: Progress) -> str:
 
 
 async def _result(gateway: Gateway, view: View, progress: Progress, task_id: str) -> TaskResult:
-    done = progress.state == EvaluationState.DONE
-    verdict = await gateway.client.verdict(progress.evaluation_id) if done else None
-    fields: dict[str, Any] = {}
-    if verdict is not None:
-        assert progress.finished_at is not None
-        began = progress.started_at
-        fields = {
-            **_of_verdict(verdict, (await result_of(gateway, view, verdict))["metadata"]),
-            "completed_at": progress.finished_at.isoformat(),
-            "processing_time": None if began is None else (progress.finished_at - began).total_seconds(),
-        }
-    return TaskResult(
-        task_id=task_id, status=_status(progress), submitted_at=progress.submitted_at.isoformat(), **fields
+    seen = await dialects.see(gateway, view, progress)
+    result = TaskResult(
+        task_id=task_id,
+        status=_status(progress),
+        submitted_at=progress.submitted_at.isoformat(),
+        error_message=seen.error,
     )
-
-
-def _of_verdict(verdict: Verdict, metadata: dict[str, Any]) -> dict[str, Any]:
-    codes = (_ERROR_CODES.get(key) for key in (verdict.blame, verdict.category, *metadata))
-    fields = {
-        "metadata": metadata | _coverage(verdict),
-        "error_message": None if verdict.passed else f"{verdict.category}: {verdict.message}",
-        "error_code": None if verdict.passed else next(filter(None, codes), "RUNTIME_ERROR"),
-    }
+    if (verdict := seen.verdict) is None:
+        return result
+    assert progress.finished_at is not None
+    result.completed_at = progress.finished_at.isoformat()
+    if (began := progress.started_at) is not None:
+        result.processing_time = (progress.finished_at - began).total_seconds()
+    metadata = seen.result["metadata"]
+    result.metadata = metadata | _coverage(verdict)
+    if not verdict.passed:
+        codes = (_ERROR_CODES.get(key) for key in (verdict.blame, verdict.category, *metadata))
+        result.error_code = next(filter(None, codes), "RUNTIME_ERROR")
     if not verdict.judged:
-        return fields
+        return result
     provenance = verdict.evidence.provenance
+    result.compiled, result.correctness = bool(verdict.compiled), verdict.passed
+    result.decoy_kernel = verdict.facts.hack is Hack.DECOY or (provenance is not None and provenance.decoy)
     if (compiled := verdict.evidence.compiled_baseline) is not None:
         baseline = compiled if isinstance(compiled, Measurement) else None
         verdict = verdict.model_copy(update={"baseline": baseline})
-    return fields | {
-        "compiled": bool(verdict.compiled),
-        "correctness": verdict.passed,
-        "decoy_kernel": verdict.facts.hack is Hack.DECOY or (provenance is not None and provenance.decoy),
-        "reference_runtime": -1.0 if verdict.baseline_ms is None else verdict.baseline_ms,
-        "kernel_runtime": -1.0 if verdict.runtime_ms is None else verdict.runtime_ms,
-        "speedup": verdict.speedup or 0.0,
-    }
+    result.reference_runtime = -1.0 if verdict.baseline_ms is None else verdict.baseline_ms
+    result.kernel_runtime = -1.0 if verdict.runtime_ms is None else verdict.runtime_ms
+    result.speedup = verdict.speedup or 0.0
+    return result
 
 
 def _coverage(verdict: Verdict) -> dict[str, int | float]:

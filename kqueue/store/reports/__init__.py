@@ -27,7 +27,7 @@ from kqueue.store.reports.listing import Best, Listed, best, finished_in, listin
 from kqueue.store.reports.names import Kind, Named, named
 from kqueue.store.reports.overview import Day, Oldest, Use, days, ended_by_minute, fleet, oldest, use
 from kqueue.store.reports.problems import ProblemDetail, StoredProblem, inputs_of, problem, problems
-from kqueue.store.reports.progress import Earlier, Progress, earlier, last_queued, placed, progress, progress_of_batch
+from kqueue.store.reports.progress import Earlier, Progress, earlier, last_queued, progress, progress_of_batch
 from kqueue.store.reports.trajectories import Trajectory, trajectories
 from kqueue.store.reports.waiting import Waiting, Why, waiting
 
@@ -37,7 +37,7 @@ __all__ = [
     "Progress", "StoredProblem", "Trajectory", "Try", "Use", "Waiting", "Why", "attempts_by_device", "backlog",
     "batch_state", "best", "best_so_far", "changes", "cost", "courses", "crowds", "days",
     "earlier", "ended", "ended_by_minute", "fast_p", "faults", "finished", "finished_in", "fleet",
-    "inputs_of", "last_queued", "listing", "named", "now", "oldest", "outcomes", "placed", "problem", "problems",
+    "inputs_of", "last_queued", "listing", "named", "now", "oldest", "outcomes", "problem", "problems",
     "progress", "progress_of_batch", "queued", "resolve_id", "results", "show", "state_of", "states",
     "trajectories", "unfinished", "use", "waiting",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN, QUEUED, asks_for
 from kqueue.store.models import ME, Attempt, Evaluation, Verdict, Worker
 from kqueue.store.reports.counts import among
-from kqueue.store.sql import any_uuid, columns, fetch
+from kqueue.store.sql import columns, fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +88,6 @@ def last_queued(engine: Engine, *, batches: Collection[str] = (), ids: Collectio
             .order_by(Evaluation.submitted_at.desc(), Evaluation.id.desc())
             .limit(1)
         )
-
-
-def placed(engine: Engine, ids: Collection[UUID]) -> dict[UUID, str]:
-    """Return the device (a GPU's UUID, or ``cpu``) of the attempt that gave each evaluation its verdict."""
-    with transaction(engine) as connection:
-        rows = connection.execute(
-            select(Verdict.evaluation_id, Worker.device)
-            .join(Attempt, Attempt.id == Verdict.attempt_id)
-            .join(Worker, Worker.id == Attempt.worker_id)
-            .where(Verdict.evaluation_id == any_uuid(ids))
-        )
-        return {row.evaluation_id: row.device for row in rows}
 
 
 @dataclass(frozen=True, slots=True)
