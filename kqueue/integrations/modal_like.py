@@ -43,26 +43,7 @@ _RETRY_S: Final = 2.0
 
 @dataclass
 class ModalEvaluatorConfig:
-    """Settings of :class:`ModalKernelEvaluator`.
-
-    Attributes:
-        enabled: if False, every evaluation raises :class:`~kqueue.errors.ConfigError`.
-        gpu_type: the GPU's model, such as ``A100`` or ``L40S``. See :func:`lane_of`.
-        timeout: limit of each phase of an evaluation in seconds, without the wait for a GPU.
-        max_batch_size: maximum number of calls of ``evaluate_single_batched`` to send together.
-        return_exceptions: True if ``evaluate_batch`` returns a record for each entry, even without a result. If False,
-            it raises the first entry's exception.
-        batch_single: True if ``evaluate_single_batched`` waits for other calls to send together.
-        batch_window_s: seconds of that wait.
-        modal_token_env: the environment variable with the token for a fleet behind HTTP. Only a kqueue token is sent,
-            never a Modal token. Without one, ``KQUEUE_TOKEN`` is used.
-        deployment_mode: ``deployed`` uses the fleet of the settings or of this machine. ``ephemeral`` starts one on
-            this machine if none runs, and stops it after ten idle minutes.
-        wait_for_gpu: True to wait for a worker if none serves the GPU type or ``KQUEUE_GPU_FALLBACK``. If False,
-            :class:`~kqueue.errors.LaneUnavailable` is raised, which callers often mistake for a bad kernel.
-        max_queue_wait_s: maximum seconds that an evaluation waits for a worker with the GPU type, and again for a free
-            one. None stands for no limit.
-    """
+    """Settings of :class:`ModalKernelEvaluator`. ``docs/evaluators.md`` explains each. Times are in seconds."""
 
     enabled: bool = True
     gpu_type: str = "A100"
@@ -75,18 +56,14 @@ class ModalEvaluatorConfig:
     deployment_mode: Literal["deployed", "ephemeral"] = "deployed"
     wait_for_gpu: bool = True
     max_queue_wait_s: float | None = None
+    #: The fields that were given, for :func:`get_modal_evaluator`.
     _given: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Record which fields are given, for :func:`get_modal_evaluator`."""
         self = super().__new__(cls)
-        arguments = inspect.signature(cls.__init__).bind_partial(self, *args, **kwargs).arguments
-        self._given = frozenset(arguments) - {"self"}
+        bound = inspect.signature(cls.__init__).bind_partial(self, *args, **kwargs)
+        self._given = frozenset(bound.arguments) - {"self"}
         return self
-
-    def over(self, earlier: ModalEvaluatorConfig) -> ModalEvaluatorConfig:
-        """Return ``earlier`` with the fields that were given to this one."""
-        return replace(earlier, **{name: getattr(self, name) for name in self._given})
 
     def __post_init__(self) -> None:
         if self.deployment_mode not in ("deployed", "ephemeral"):
@@ -97,32 +74,22 @@ class ModalEvaluatorConfig:
             raise ConfigError(f"batch_window_s: must be 0 or more seconds, not {self.batch_window_s}")
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """The arguments of one evaluation.
-
-    Attributes:
-        num_perf_trials: maximum number of timed calls.
-        precision: ``fp32``, ``fp16`` or ``bf16``.
-        timing_method: one of :data:`TIMING_METHODS`, for compatibility. The judge always uses its own method, which
-            ``metadata["timing_basis"]`` names.
-        check_for_excessive_speedup: True to flag an implausible speedup in ``metadata["excessive_speedup"]``.
-        excessive_speedup_threshold: speedup above which it is implausible.
-    """
-
-    ref_code: str
-    kernel_code: str
-    backend: str = "triton"
-    num_correct_trials: int = 5
-    measure_performance: bool = False
-    num_perf_trials: int = 100
-    precision: str = "fp32"
-    timing_method: str = "cuda_event"
-    check_for_excessive_speedup: bool = True
-    excessive_speedup_threshold: float = 10.0
+def _arguments(
+    ref_code: str,
+    kernel_code: str,
+    backend: str = "triton",
+    num_correct_trials: int = 5,
+    measure_performance: bool = False,
+    num_perf_trials: int = 100,
+    precision: str = "fp32",
+    timing_method: str = "cuda_event",
+    check_for_excessive_speedup: bool = True,
+    excessive_speedup_threshold: float = 10.0,
+) -> None:
+    """Take the arguments of one evaluation. The last three change no request, only the result's metadata."""
 
 
-_SIGNATURE: Final = inspect.signature(Evaluation)
+_SIGNATURE: Final = inspect.signature(_arguments)
 
 
 class ModalKernelEvaluator:
@@ -139,13 +106,7 @@ class ModalKernelEvaluator:
         self._awaited = set[str]()
 
     async def evaluate_single(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Evaluate one kernel. It takes the arguments of :class:`Evaluation`, by position or by name.
-
-        Returns:
-            ``format_ok`` (True, because clients check the format themselves), ``compiled``, ``correctness``,
-            ``tests_passed`` (all or 0, because the judge stops at the first failure), ``tests_total``, ``speedup``,
-            ``runtime_ms``, ``baseline_runtime_ms`` (medians in milliseconds), ``error_message``, ``code_length``
-            (characters), ``metadata`` (see :func:`~kqueue.kernelbench.result_of`). Unknown values are None.
+        """Evaluate one kernel. ``docs/evaluators.md`` has the arguments, by position or by name, and the result's keys.
 
         Raises:
             LaneUnavailable: no worker has such a GPU, and ``wait_for_gpu`` is off or ``max_queue_wait_s`` is over.
@@ -155,20 +116,11 @@ class ModalKernelEvaluator:
         return _raised(await self._evaluate([_SIGNATURE.bind(*args, **kwargs).arguments]))[0]
 
     async def evaluate_batch(self, evaluations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Evaluate many kernels at once.
+        """Evaluate many kernels, given by the arguments' names, at once, and return the results in order.
 
-        Args:
-            evaluations: the arguments of :class:`Evaluation` by name, for each kernel. Other names have no effect,
-                and ``metadata["ignored_fields"]`` lists them.
-
-        Returns:
-            The results in order. With ``return_exceptions``, an entry for which :meth:`evaluate_single` would have
-            raised has a record with the same keys. Its ``compiled`` and ``correctness`` are False and mean nothing.
-            Its ``metadata`` has ``exception`` and ``exception_type``, and also ``category``, ``blame`` and
-            ``evaluation_id`` if the evaluation ended without a result.
-
-        Raises:
-            LaneUnavailable, ConfigError, ServiceError: see :meth:`evaluate_single`. ``return_exceptions`` is ignored.
+        Other names have no effect, and ``metadata["ignored_fields"]`` lists them. With ``return_exceptions``, an entry
+        for which :meth:`evaluate_single` would have raised has a record with the same keys and ``exception_type`` in
+        its ``metadata``. LaneUnavailable, ConfigError and ServiceError are always raised.
         """
         results = await self._evaluate(evaluations)
         if not self.config.return_exceptions:
@@ -195,14 +147,14 @@ class ModalKernelEvaluator:
     async def _evaluate(self, evaluations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any] | Exception]:
         if not self.config.enabled:
             raise ConfigError("evaluation is disabled: set enabled=True in ModalEvaluatorConfig")
-        orders = [self._order(each) for each in evaluations]
-        requests = [order.request for order in orders if isinstance(order, _Order)]
+        asked = [self._asked(each) for each in evaluations]
+        requests = [each[0] for each in asked if isinstance(each, tuple)]
         verdicts = iter(await self._judge(requests) if requests else [])
-        return [_result(order, next(verdicts)) if isinstance(order, _Order) else order for order in orders]
+        return [_result(*each, next(verdicts)) if isinstance(each, tuple) else each for each in asked]
 
     async def _judge(self, requests: list[Request]) -> list[Verdict | InvalidRequest]:
         """Evaluate requests. Retry, or raise, the errors of those whose GPU type no worker has."""
-        results = [*await self._asked(requests)]
+        results = [*await self._verdicts(requests)]
         deadline = Deadline(self.config.max_queue_wait_s)
         while missing := [index for index, error in enumerate(results) if isinstance(error, LaneUnavailable)]:
             why = cast("LaneUnavailable", results[missing[0]])
@@ -214,12 +166,12 @@ class ModalKernelEvaluator:
                 _log.warning("gpu_type %s: evaluations wait for a worker: %s", self.config.gpu_type, why)
             # A request is recorded once a lane accepts it. Until then it can use the fallback when workers return.
             await asyncio.sleep(_RETRY_S if left_s is None else min(_RETRY_S, left_s))
-            retried = await self._asked([requests[index] for index in missing])
+            retried = await self._verdicts([requests[index] for index in missing])
             for index, result in zip(missing, retried, strict=True):
                 results[index] = result
         return results
 
-    async def _asked(self, requests: list[Request]) -> Sequence[Verdict | InvalidRequest]:
+    async def _verdicts(self, requests: list[Request]) -> Sequence[Verdict | InvalidRequest]:
         if self._given is None and self.config.deployment_mode == "ephemeral":
             return await asyncio.to_thread(self._local.client().judge, requests)
         return await (self._given or self._own.client()).evaluate_batch(requests)
@@ -233,42 +185,37 @@ class ModalKernelEvaluator:
 
         return LocalKernelEvaluator(gpu=self.config.gpu_type)
 
-    def _order(self, evaluation: Mapping[str, Any]) -> _Order | InvalidRequest:
+    def _asked(self, evaluation: Mapping[str, Any]) -> tuple[Request, dict[str, Any], float | None] | InvalidRequest:
+        """Return an evaluation's request, its own part of the result's metadata, and the threshold of speedups."""
         # Some clients add other entries, which evaluators on Modal ignore too.
-        ignored = sorted(evaluation.keys() - _SIGNATURE.parameters.keys())
-        given = {name: value for name, value in evaluation.items() if name not in ignored}
+        known = {name: value for name, value in evaluation.items() if name in _SIGNATURE.parameters}
         try:
-            asked = Evaluation(**_SIGNATURE.bind(**given).arguments)
+            bound = _SIGNATURE.bind(**known)
         except TypeError as error:
             return InvalidRequest(f"evaluation: {error}. See the arguments of evaluate_single")
-        if asked.timing_method not in TIMING_METHODS:
+        bound.apply_defaults()
+        *sources, backend, checks, timed, calls, precision, method, limited, threshold = bound.args
+        if method not in TIMING_METHODS:
             methods = ", ".join(TIMING_METHODS)
-            return InvalidRequest(f"timing_method: {asked.timing_method!r} is not known: use one of {methods}")
+            return InvalidRequest(f"timing_method: {method!r} is not known: use one of {methods}")
         try:
             request = request_of(
-                asked.ref_code,
-                asked.kernel_code,
-                backend=asked.backend,
-                num_correct_trials=asked.num_correct_trials,
-                num_perf_trials=asked.num_perf_trials,
-                measure_performance=asked.measure_performance,
-                precision=asked.precision,
+                *sources,
+                backend=backend,
+                num_correct_trials=checks,
+                num_perf_trials=calls,
+                measure_performance=timed,
+                precision=precision,
                 timeout_s=self.config.timeout,
                 lane=lane_of(self.config.gpu_type),
                 queue_wait_s=self.config.max_queue_wait_s,
             )
         except InvalidRequest as error:
             return error
-        return _Order(request, asked, ignored)
-
-
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """A request, the arguments that it was built from, and the names that were ignored."""
-
-    request: Request
-    asked: Evaluation
-    ignored: list[str]
+        metadata: dict[str, Any] = {"timing_method": method}
+        if ignored := sorted(evaluation.keys() - known.keys()):
+            metadata["ignored_fields"] = ignored
+        return request, metadata, threshold if limited else None
 
 
 class ModalBatcher:
@@ -279,37 +226,29 @@ class ModalBatcher:
     def __init__(self, evaluator: ModalKernelEvaluator) -> None:
         """Collect for ``evaluator``, by its settings ``max_batch_size`` and ``batch_window_s``."""
         self._evaluator = evaluator
-        self._batch: _Batch | None = None
+        #: The calls of the current window, its early end, and the task of its results.
+        self._window: tuple[list[Mapping[str, Any]], asyncio.Event, asyncio.Task[Any]] | None = None
 
     async def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Evaluate one kernel together with other calls, like :meth:`ModalKernelEvaluator.evaluate_single`."""
-        if self._batch is None:
-            self._batch = _Batch()
-            self._batch.results = asyncio.create_task(self._run(self._batch))
-        batch, place = self._batch, len(self._batch.requests)
-        batch.requests.append(request)
-        if len(batch.requests) >= self._evaluator.config.max_batch_size:
-            self._batch = None
-            batch.full.set()
+        if self._window is None:
+            calls, full = list[Mapping[str, Any]](), asyncio.Event()
+            self._window = calls, full, asyncio.create_task(self._run(calls, full))
+        calls, full, results = self._window
+        place = len(calls)
+        calls.append(request)
+        if len(calls) >= self._evaluator.config.max_batch_size:
+            self._window = None
+            full.set()
         # A cancelled call does not cancel the evaluations of other calls.
-        return _raised([(await asyncio.shield(batch.results))[place]])[0]
+        return _raised([(await asyncio.shield(results))[place]])[0]
 
-    async def _run(self, batch: _Batch) -> list[dict[str, Any] | Exception]:
+    async def _run(self, calls: list[Mapping[str, Any]], full: asyncio.Event) -> list[dict[str, Any] | Exception]:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(batch.full.wait(), self._evaluator.config.batch_window_s)
-        if self._batch is batch:
-            self._batch = None
-        return await self._evaluator._evaluate(batch.requests)  # pyright: ignore[reportPrivateUsage]
-
-
-class _Batch:
-    """The calls of one window."""
-
-    results: asyncio.Task[list[dict[str, Any] | Exception]]
-
-    def __init__(self) -> None:
-        self.requests: list[Mapping[str, Any]] = []
-        self.full = asyncio.Event()
+            await asyncio.wait_for(full.wait(), self._evaluator.config.batch_window_s)
+        if not full.is_set():
+            self._window = None
+        return await self._evaluator._evaluate(calls)  # pyright: ignore[reportPrivateUsage]
 
 
 def _raised(results: Iterable[dict[str, Any] | Exception]) -> list[dict[str, Any]]:
@@ -321,18 +260,16 @@ def _raised(results: Iterable[dict[str, Any] | Exception]) -> list[dict[str, Any
     return good
 
 
-def _result(order: _Order, verdict: Verdict | InvalidRequest) -> dict[str, Any] | Exception:
+def _result(
+    request: Request, metadata: dict[str, Any], threshold: float | None, verdict: Verdict | InvalidRequest
+) -> dict[str, Any] | Exception:
     if isinstance(verdict, InvalidRequest):
         return verdict
-    asked = order.asked
-    metadata: dict[str, Any] = {"ignored_fields": order.ignored} if order.ignored else {}
-    threshold = asked.excessive_speedup_threshold if asked.check_for_excessive_speedup else None
     try:
-        result = result_for(order.request, verdict, threshold=threshold, timing_method=asked.timing_method, **metadata)
+        metadata = result_for(request, verdict, threshold=threshold, **metadata)["metadata"]
     except EvaluationFailed as error:
         return error
-    message = None if verdict.passed else f"{verdict.category}: {verdict.message}"
-    return _row(asked.num_correct_trials, order.request.kernel, message, result["metadata"], verdict)
+    return _row(request.settings.checks, request.kernel, verdict, metadata)
 
 
 def _record(evaluation: Mapping[str, Any], error: Exception) -> dict[str, Any]:
@@ -340,14 +277,13 @@ def _record(evaluation: Mapping[str, Any], error: Exception) -> dict[str, Any]:
     metadata: dict[str, Any] = {"exception": str(error), "exception_type": type(error).__name__}
     if isinstance(error, EvaluationFailed):
         metadata |= {name: str(getattr(error.verdict, name)) for name in ("category", "blame", "evaluation_id")}
-    trials, kernel = evaluation.get("num_correct_trials", 5), str(evaluation.get("kernel_code", ""))
-    return _row(trials, kernel, f"{type(error).__name__}: {error}", metadata, None)
+    return _row(evaluation.get("num_correct_trials", 5), str(evaluation.get("kernel_code", "")), error, metadata)
 
 
-def _row(
-    trials: int, kernel: str, message: str | None, metadata: dict[str, Any], verdict: Verdict | None
-) -> dict[str, Any]:
+def _row(trials: int, kernel: str, end: Verdict | Exception, metadata: dict[str, Any]) -> dict[str, Any]:
+    verdict = end if isinstance(end, Verdict) else None
     passed = verdict is not None and verdict.passed
+    message = f"{type(end).__name__}: {end}" if verdict is None else f"{verdict.category}: {verdict.message}"
     return {
         "format_ok": True,
         "compiled": bool(verdict and verdict.compiled),
@@ -357,7 +293,7 @@ def _row(
         "speedup": verdict and verdict.speedup,
         "runtime_ms": verdict and verdict.runtime_ms,
         "baseline_runtime_ms": verdict and verdict.baseline_ms,
-        "error_message": message,
+        "error_message": None if passed else message,
         "code_length": len(kernel),
         "metadata": metadata,
     }
@@ -378,7 +314,8 @@ def get_modal_evaluator(config: ModalEvaluatorConfig | None = None) -> ModalKern
         if _global is None:
             _global = ModalKernelEvaluator(config)
         elif config is not None:
-            _global.config = config.over(_global.config)
+            given = {name: getattr(config, name) for name in config._given}  # pyright: ignore[reportPrivateUsage]
+            _global.config = replace(_global.config, **given)
         return _global
 
 
