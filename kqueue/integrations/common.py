@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, Self, TypeVar, get_
 
 from pydantic import BaseModel
 
-from kqueue.client import AsyncClient, Client, connect
+from kqueue.client import AsyncClient, connect
 from kqueue.config import names_server
 from kqueue.contract import Request, Verdict, gpu_model
 from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest
@@ -178,7 +178,9 @@ class Judged(NamedTuple):
     taken: Taken
 
 
-def judge(client: Client, problem: str, answer: Answer, score: Score = "speedup", **arguments: Any) -> Judged:
+def judge(
+    evaluate: Callable[[Request], Verdict], problem: str, answer: Answer, score: Score = "speedup", **arguments: Any
+) -> Judged:
     """Judge one answer with arguments of :func:`~kqueue.kernelbench.request_of`, and score it by :func:`scorer`.
 
     Raise EvaluationFailed if the kernel has no verdict.
@@ -187,8 +189,9 @@ def judge(client: Client, problem: str, answer: Answer, score: Score = "speedup"
     request = request_for(problem, taken.kernel, **arguments)
     if isinstance(request, InvalidRequest):
         return Judged(0.0, None, f"FAILED: {request}\n{taken.note}".rstrip(), taken)
-    verdict = client.evaluate(request)
-    return Judged(known(verdict, score), verdict, describe(verdict, taken.kernel, note=taken.note), taken)
+    verdict = evaluate(request)
+    feedback = describe(verdict, taken.kernel, note=taken.note)
+    return Judged(known(verdict, score), verdict, feedback, taken)
 
 
 async def judge_async(client: AsyncClient, problem: str, answer: Answer, settings: Judging) -> float:

@@ -28,7 +28,7 @@ def evaluator(problem: Path | str, *, score: Score = "speedup", **arguments: Any
     def evaluate(program_path: str) -> Any:
         program = Path(program_path).read_text(encoding="utf-8")
         number, verdict, feedback, _ = judge(
-            SHARED.client(), reference, program, score, **{"purpose": "rank"} | arguments
+            SHARED.client().evaluate, reference, program, score, **{"purpose": "rank"} | arguments
         )
         metrics = {"combined_score": number, "correct": float(verdict is not None and verdict.passed)}
         times = {} if verdict is None else {"speedup": verdict.speedup, "runtime_ms": verdict.runtime_ms}

@@ -212,7 +212,7 @@ class KernelEnv(_Env):
         if self._turn >= self._max_turns or self._reached():
             raise InvalidRequest("step: the episode is over: call reset first")
         client, problem = self._given or self._own.client(), self._problems[self._problem]
-        score, verdict, observation, taken = judge(client, problem, action, self._score, **self._arguments)
+        score, verdict, observation, taken = judge(client.evaluate, problem, action, self._score, **self._arguments)
         self._turn += 1
         self._best = score if self._best is None else max(self._best, score)
         terminated = self._reached()

@@ -21,9 +21,8 @@ from uuid import uuid4
 from kqueue.client import Client
 from kqueue.contract import Request, Verdict
 from kqueue.errors import ConfigError, InvalidRequest
-from kqueue.feedback import describe
 from kqueue.integrations import common
-from kqueue.integrations.common import Connection, Score, lane_of, request_for, scorer, starting_kernel, take_from
+from kqueue.integrations.common import Connection, Score, judge, lane_of, scorer, starting_kernel
 
 #: Score of a kernel without a verdict. Searches need a number.
 UNKNOWN = -1.0
@@ -61,18 +60,17 @@ class KernelGuide(_Guide):
         run: str | None = None,
         **arguments: Any,
     ) -> None:
-        """Configure a guide. The first kernel connects it.
+        """Configure a guide with arguments of :func:`~kqueue.kernelbench.request_of`. The first kernel connects it.
 
         Args:
             gpu: the GPU's model, such as ``L40S``, or ``any``, ``auto``, ``cpu``.
             verbose: write each feedback to stderr.
-            score: ``inverse_runtime``, ``speedup``, ``bandwidth``, ``correctness``, or a function of the
-                :class:`~kqueue.Verdict` (at a module's top level, if the guide is pickled).
+            score: see :func:`~kqueue.integrations.common.scorer`. If the guide is pickled, a function must be at a
+                module's top level.
             connect: creates the client, once per process, for example
                 ``functools.partial(RemoteClient, url, token=...)``.
             run: guides with the same name share verdicts, even between processes. By default a guide shares them only
                 with its copies.
-            arguments: arguments of :func:`~kqueue.kernelbench.request_of`, such as ``backend`` and ``precision``.
         """
         timed = num_perf_trials > 0 and arguments.get("measure_performance", True)
         if score in ("inverse_runtime", "speedup", "bandwidth") and not timed:
@@ -112,14 +110,11 @@ class KernelGuide(_Guide):
             reference = reference.get("ref_arch_src")
         if not isinstance(reference, str):
             raise InvalidRequest("info: give the reference's source, or a mapping that has it as ref_arch_src")
-        taken = take_from(str(response or ""))
-        request = request_for(reference, taken.kernel, **self._arguments)
-        if isinstance(request, InvalidRequest):
-            return self._reported(0.0, f"FAILED: {request}\n{taken.note}".rstrip())
-        verdict = self._verdict(request)
-        score = self._score(verdict)
-        feedback = describe(verdict, taken.kernel, note=taken.note)
-        return self._reported(UNKNOWN if score is None else score, feedback)
+        answer = str(response or "")
+        score, _, feedback, _ = judge(self._verdict, reference, answer, self._known, **self._arguments)
+        if self._verbose:
+            sys.stderr.write(f"score {score:g}\n{feedback}\n")
+        return score, feedback
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[float, str]:
         return self.get_feedback(*args, **kwargs)
@@ -133,6 +128,10 @@ class KernelGuide(_Guide):
         if (client := self._connection.take()) is not None:
             client.close()
 
+    def _known(self, verdict: Verdict) -> float:
+        score = self._score(verdict)
+        return UNKNOWN if score is None else score
+
     def _verdict(self, request: Request) -> Verdict:
         client = self._connection.client()
         digest = sha256(request.model_dump_json().encode()).hexdigest()
@@ -145,11 +144,6 @@ class KernelGuide(_Guide):
                 return verdict
             # An earlier evaluation gave no result: try again under another key.
             attempt += 1
-
-    def _reported(self, score: float, feedback: str) -> tuple[float, str]:
-        if self._verbose:
-            sys.stderr.write(f"score {score:g}\n{feedback}\n")
-        return score, feedback
 
 
 class KernelAgent(_Module):

@@ -23,4 +23,4 @@ def compute_score(
 
     ``arguments`` are ``score`` and the other arguments of :func:`~kqueue.integrations.common.judge`.
     """
-    return judge(SHARED.client(), ground_truth, solution_str, **arguments).score
+    return judge(SHARED.client().evaluate, ground_truth, solution_str, **arguments).score
