@@ -137,17 +137,14 @@ def _score(policy: Policy, verdict: Verdict) -> float | None:
         return None
     if not verdict.passed:
         return 0.0
-    match policy:
-        case "correctness":
-            return 1.0
-        case "speedup":
-            return verdict.speedup_interval[0] if verdict.speedup_interval else verdict.speedup
-        case "speedup_estimate":
-            return verdict.speedup
-        case "bandwidth":
-            return floor.floor_ms / runtime if floor is not None and runtime else None
-        case "inverse_runtime":
-            return 1e3 / runtime if runtime else None
+    scores: dict[Policy, float | None] = {
+        "correctness": 1.0,
+        "speedup": verdict.speedup_interval[0] if verdict.speedup_interval else verdict.speedup,
+        "speedup_estimate": verdict.speedup,
+        "bandwidth": floor.floor_ms / runtime if floor is not None and runtime else None,
+        "inverse_runtime": 1e3 / runtime if runtime else None,
+    }
+    return scores[policy]
 
 
 class Judging(BaseModel):

@@ -86,10 +86,14 @@ def _arguments(
     check_for_excessive_speedup: bool = True,
     excessive_speedup_threshold: float = 10.0,
 ) -> None:
-    """Take the arguments of one evaluation. The last three change no request, only the result's metadata."""
+    """Take the arguments of one evaluation."""
 
 
 _SIGNATURE: Final = inspect.signature(_arguments)
+#: The arguments that :func:`~kqueue.kernelbench.request_of` does not have. The last three concern the result.
+_TRANSLATED: Final = (
+    "ref_code", "kernel_code", "timing_method", "check_for_excessive_speedup", "excessive_speedup_threshold"
+)  # fmt: skip
 
 
 class ModalKernelEvaluator:
@@ -194,22 +198,13 @@ class ModalKernelEvaluator:
         except TypeError as error:
             return InvalidRequest(f"evaluation: {error}. See the arguments of evaluate_single")
         bound.apply_defaults()
-        *sources, backend, checks, timed, calls, precision, method, limited, threshold = bound.args
+        problem, kernel, method, limited, threshold = (bound.arguments.pop(name) for name in _TRANSLATED)
         if method not in TIMING_METHODS:
             methods = ", ".join(TIMING_METHODS)
             return InvalidRequest(f"timing_method: {method!r} is not known: use one of {methods}")
+        limits = {"timeout_s": self.config.timeout, "queue_wait_s": self.config.max_queue_wait_s}
         try:
-            request = request_of(
-                *sources,
-                backend=backend,
-                num_correct_trials=checks,
-                num_perf_trials=calls,
-                measure_performance=timed,
-                precision=precision,
-                timeout_s=self.config.timeout,
-                lane=lane_of(self.config.gpu_type),
-                queue_wait_s=self.config.max_queue_wait_s,
-            )
+            request = request_of(problem, kernel, lane=lane_of(self.config.gpu_type), **limits, **bound.arguments)
         except InvalidRequest as error:
             return error
         metadata: dict[str, Any] = {"timing_method": method}

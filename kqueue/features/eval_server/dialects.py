@@ -101,10 +101,11 @@ class Seen:
     error: str | None
 
 
-async def see(gateway: Gateway, view: View, progress: Progress) -> Seen:
-    """Return an evaluation with its verdict. GPUs in its result have the fleet's numbers."""
+async def see(gateway: Gateway, view: View, progress: Progress, verdict: Verdict | None = None) -> Seen:
+    """Return an evaluation with its verdict, which is read unless given. GPUs have the fleet's numbers."""
     device = progress.device and view.name_of(progress.device)
-    verdict = await gateway.client.verdict(progress.evaluation_id) if progress.state == EvaluationState.DONE else None
+    if verdict is None and progress.state == EvaluationState.DONE:
+        verdict = await gateway.client.verdict(progress.evaluation_id)
     if verdict is None:
         return Seen(progress, device, None, {}, None)
     result = kernelbench.result_of(verdict)

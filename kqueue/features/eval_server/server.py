@@ -82,7 +82,7 @@ async def evaluate(
     if isinstance(verdict, JSONResponse):
         return verdict
     progress = await gateway.read(reports.progress, evaluation_id)
-    result = (await dialects.see(gateway, await fleet.get(), progress)).result
+    result = (await dialects.see(gateway, await fleet.get(), progress, verdict)).result
     more: dict[str, Any] = {"joined": joined}
     if preferred is not None:
         more["preferred_device"] = preferred
