@@ -362,12 +362,8 @@ def _status(progress: Progress) -> str:
 
 async def _result(gateway: Gateway, view: View, progress: Progress, task_id: str) -> TaskResult:
     seen = await dialects.see(gateway, view, progress)
-    result = TaskResult(
-        task_id=task_id,
-        status=_status(progress),
-        submitted_at=progress.submitted_at.isoformat(),
-        error_message=seen.error,
-    )
+    result = TaskResult(task_id=task_id, status=_status(progress), submitted_at=progress.submitted_at.isoformat())
+    result.error_message = seen.error
     if (verdict := seen.verdict) is None:
         return result
     assert progress.finished_at is not None
