@@ -27,7 +27,7 @@ _GATE = {
         nested_tuple sparse_output input_in_place policy_obvious_rejected padding_once effect_skipped layout_ignored
         saturation_left_out gradient_cached
     """,
-    "processes": "channel_forged_extra memory_children modules_replaced daemon_double_fork",
+    "processes": "channel_forged_extra modules_replaced",
     "controls": "two_outputs",
 }
 GATE = {f"{folder}/{name}" for folder, chosen in _GATE.items() for name in chosen.split()}
@@ -44,7 +44,7 @@ NIGHTLY = {
     *("answers from a sample", "precision downgrade", "seed regeneration", "RNG tampering", "mean outputs"),
     *("compile-cache poisoning", "database access", "Redis access", "network", "ptrace", "disturbing other slots"),
     *("writes to descriptors", "symlink games", "terminal escapes", "exit-code games", "tolerance gaming"),
-    *("writes to stdout", "log bombs", "pickles", "timeout evasion"),
+    *("writes to stdout", "log bombs", "pickles", "timeout evasion", "memory hogs", "surviving daemons"),
 }
 
 

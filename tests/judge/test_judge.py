@@ -168,11 +168,6 @@ def test_an_integer_can_be_on_the_other_side_of_a_step(rig: Rig) -> None:
         assert outcome.evidence.comparison.jumps == passes
 
 
-def test_a_reference_that_mutates_its_input_allows_it(rig: Rig) -> None:
-    problem = PROBLEM.replace("return self.layer(x)", "return x.relu_()")
-    assert judge(rig, right("return x.relu_()"), problem=problem).category is Category.PASSED
-
-
 def test_the_candidate_s_log_is_kept_and_cut(rig: Rig) -> None:
     body = (
         r"print('first' + 'x' * 40000 + '\na\x1b[31mred\x00\x07\x9b2J\tb'); import sys; print('last', file=sys.stderr)"
@@ -327,25 +322,6 @@ def test_memory_of_the_whole_tree_is_bounded(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    "attack", ["channel.send(b'nonsense')", "[channel.send(Reply(Answer.DONE, n).pack()) for n in range(40)]"]
-)
-def test_forged_replies_never_make_a_pass(rig: Rig, attack: str) -> None:
-    """A kernel that finds the channel and writes to it fails, because the judge checks the outputs."""
-    body = f"""
-        import os, socket
-        from workers.judge.channel.protocol import Answer, Reply
-        for fd in map(int, os.listdir("/proc/self/fd")):
-            try:
-                channel = socket.socket(fileno=os.dup(fd))
-            except OSError:
-                continue
-            {attack}
-        return torch.zeros(4, 8)"""
-    outcome = judge(rig, right(body))
-    assert outcome.category in (Category.SANDBOX_VIOLATION, Category.WRONG_VALUES), outcome.message
-
-
-@pytest.mark.parametrize(
     ("problem", "category"),
     [
         (PROBLEM.replace("class Model(", "class Other("), Category.INVALID_PROBLEM),
@@ -429,14 +405,6 @@ STOP_EVERYBODY = """import os, signal
             while True:
                 try: os.kill(-1, signal.SIGSTOP)
                 except OSError: pass"""
-TRACED_BY_ITS_CHILD = """import ctypes, os, time
-        me = os.getpid()
-        if os.fork() == 0:
-            os.setsid()
-            ctypes.CDLL(None).ptrace(0x4206, me, None, None)
-            time.sleep(1000)
-        time.sleep(0.3)
-        os._exit(1)"""
 
 
 def test_work_on_the_gpu_that_hangs_ends_before_the_phase_does(rig: Rig) -> None:
@@ -462,10 +430,8 @@ def test_work_on_the_gpu_that_hangs_ends_before_the_phase_does(rig: Rig) -> None
         (DEEP_TREE, "", Category.CRASHED),
         # A daemon that stops each process that tries to kill it.
         (STOP_EVERYBODY, "", Category.TIMEOUT),
-        # A child that traced its parent would hide the parent's death until the deadline, so tracing is refused.
-        (TRACED_BY_ITS_CHILD, "", Category.CRASHED),
     ],
-    ids=["truncate", "close-channel", "deep-tree", "stop-everybody", "traced-by-its-child"],
+    ids=["truncate", "close-channel", "deep-tree", "stop-everybody"],
 )
 def test_an_attack_on_the_fleet_is_the_kernel_s_own_failure(rig: Rig, body: str, top: str, category: Category) -> None:
     """An attack on the fleet's processes ends only the kernel, is blamed on it, and is not retried."""

@@ -347,17 +347,13 @@ STATE = problem("x: (self.b.add_((x > 0).sum()), self.w.add_(x.mean()), x.relu()
         self.w = torch.nn.Parameter(torch.ones(8))
     def forward""",
 )
-UPDATED = STATE.partition("def get_inputs")[0].replace("Model", "ModelNew")
+UPDATED = STATE.partition("def get_inputs")[0].replace("Model", "ModelNew").replace("x > 0", "x > 1")
 
 
 @pytest.mark.parametrize(
     ("source", "category", "told"),
-    [
-        (UPDATED, Category.PASSED, ""),
-        (kernel("x: x.relu()"), Category.PASSED, "b, w"),
-        (UPDATED.replace("x > 0", "x > 1"), Category.WRONG_VALUES, ""),
-    ],
-    ids=["kept", "not-kept", "wrong"],
+    [(kernel("x: x.relu()"), Category.PASSED, "b, w"), (UPDATED, Category.WRONG_VALUES, "")],
+    ids=["not-kept", "wrong"],
 )
 def test_large_buffers_and_parameters_that_change_are_compared(
     rig: Rig, source: str, category: Category, told: str
