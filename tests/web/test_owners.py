@@ -180,12 +180,13 @@ def _routes(work: Work) -> dict[tuple[str, str], Scope | None]:
 
 
 def test_each_route_for_each_role(work: Work) -> None:
-    """A route answers the roles whose scopes cover the one in its row, and refuses the others."""
+    """A route answers the narrowest role whose scopes cover the one in its row, and refuses those without it."""
     for route, needed in _routes(work).items():
-        for role in ROLES:
+        allowed = ALLOWED[needed] - ({"submit"} if route == AUTOPSY else set())
+        # Of the roles that are answered one suffices: tests/http/test_tokens.py compares scopes.
+        for role in ROLES.keys() - allowed | {next(role for role in ROLES if role in allowed)}:
             # Nothing has these names, so no request changes anything.
             status, text = work.ask("bob", role, route, work.nowhere, {})
-            allowed = ALLOWED[needed] - ({"submit"} if route == AUTOPSY else set())
             assert (status in (401, 403)) is (role not in allowed), (*route, role, status, text[:300])
 
 
