@@ -120,7 +120,6 @@ def test_a_region_is_as_small_as_moves_the_answer(forward: str, kind: str | None
 # Inputs that must be read ------------------------------------------------------------------------------
 
 
-NORMAL = "return [torch.randn(512, 512)]"
 MIXED = "return [torch.randn(512, 512), torch.randn(512, 512), torch.randint(2, (512, 512))]"
 #: Rows of which most are masked.
 FEW = "m = torch.zeros(512, 1); m[::13] = 1; return [torch.randn(512, 512), m]"
