@@ -118,6 +118,7 @@ def test_neither_a_judge_nor_what_forks_it_holds_a_credential(services: Services
     assert found == {"kq-worker": True, "kq-judge-super": False, "kq-judge": False, "kq-forkserver": False}
 
 
+@pytest.mark.nightly
 def test_a_kernel_is_judged_by_another_worker(services: Services, fleet: Fleet) -> None:
     """Worker, judge and candidate die while the kernel runs, and a second attempt passes.
 
