@@ -25,7 +25,6 @@ _GATE = {
     "values": """
         zeroed_outputs reference_import constant_gate weight_skip_branch range_specialised nan_for_infinity
         nested_tuple sparse_output input_in_place policy_obvious_rejected padding_once effect_skipped layout_ignored
-        saturation_left_out gradient_cached
     """,
     "processes": "channel_forged_extra modules_replaced",
     "controls": "two_outputs",
@@ -45,6 +44,7 @@ NIGHTLY = {
     *("compile-cache poisoning", "database access", "Redis access", "network", "ptrace", "disturbing other slots"),
     *("writes to descriptors", "symlink games", "terminal escapes", "exit-code games", "tolerance gaming"),
     *("writes to stdout", "log bombs", "pickles", "timeout evasion", "memory hogs", "surviving daemons"),
+    *("unusual structure", "gradients"),
 }
 
 
