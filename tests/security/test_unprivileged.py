@@ -136,7 +136,7 @@ def test_a_user_who_is_not_root_runs_a_fleet(user: User) -> None:
         for name, source in {"problem": RELU, **sources}.items():
             (user.home / f"{name}.py").write_text(source)
         words = ["-p", f"{user.home}/problem.py", *(f"{user.home}/{name}.py" for name in KERNELS), "-b", "torch"]
-        words += ["--no-timing", "--set", "deadlines.check_s=5", "--set", f"limits.host_memory_bytes={3 << 29}"]
+        words += ["--no-timing", "--set", "deadlines.check_s=10", "--set", f"limits.host_memory_bytes={3 << 29}"]
         told = user.run("-m", "kqueue", "submit", *words, "--wait", "--json")
         lines = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
         found = {line["kernel_label"]: line["verdict"]["category"] for line in lines}
