@@ -20,7 +20,7 @@ import psycopg
 import redis
 
 from tests.chaos.family import Family, words
-from tests.waiting import below
+from tests.waiting import below, until
 
 #: Number of times that each act comes in a round.
 ROUND: Final = {
@@ -191,9 +191,7 @@ class Monkey(threading.Thread):
 
 
 def _eventually(look: Callable[[], bool], timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not look():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+    try:
+        return until(look, timeout_s)
+    except AssertionError:
+        return False

@@ -81,6 +81,7 @@ def test_the_next_evaluation_is_not_blamed(
     assert _categories(services, follower) == ["passed"]
 
 
+@pytest.mark.nightly
 def test_each_death_is_told_of_its_own_evaluation(services: Any, unseen: Path, revoked: UUID) -> None:
     """The next evaluation's judge also dies before either death is noticed."""
     follower = services.submit("signal SIGSEGV")

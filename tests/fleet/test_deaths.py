@@ -212,15 +212,6 @@ def test_a_cancelled_evaluation_stops_at_once(services: Any, fleet: Any, tmp_pat
     assert attempt.category == "cancelled"
 
 
-def test_a_revoked_running_task_is_a_cancelled_evaluation(services: Any, fleet: Any, tmp_path: Path) -> None:
-    """Flower's terminate button does what cancelling does."""
-    evaluation = services.submit(f"write {tmp_path / 'pid'} 600")
-    services.until(lambda: _read(tmp_path / "pid"))
-    broker.revoke(services.app, evaluation)
-    services.until(lambda: services.attempts(evaluation)[0].ended_at is not None)
-    Whole(services)(evaluation, category="cancelled")
-
-
 def test_a_revoked_queued_task_is_a_cancelled_evaluation(services: Any, fleet: Any, tmp_path: Path) -> None:
     """Flower's revoke button cancels a queued evaluation, which is not sent again."""
     running = services.submit(f"gate {tmp_path / 'gate'}")
@@ -232,13 +223,3 @@ def test_a_revoked_queued_task_is_a_cancelled_evaluation(services: Any, fleet: A
     (tmp_path / "gate").touch()
     Whole(services)(queued, category="cancelled", attempts=0)
     Whole(services)(running, attempts=1)
-
-
-def test_a_cancelled_queued_evaluation_is_not_judged(services: Any, fleet: Any, tmp_path: Path) -> None:
-    running = services.submit(f"gate {tmp_path / 'gate'}")
-    services.started(running)
-    queued = services.submit("ok")
-    assert evaluations.cancel(services.engine, queued)
-    (tmp_path / "gate").touch()
-    assert services.verdict(services.submit("ok")).passed
-    assert services.attempts(queued) == []

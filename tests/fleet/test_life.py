@@ -94,23 +94,6 @@ def test_a_worker_without_its_fork_server_is_replaced(services: Any, fleet: Any)
 
 
 @pytest.mark.usefixtures("fleet")
-def test_an_equal_evaluation_takes_no_slot(services: Services) -> None:
-    """The verdict is there at once without a message, even while the only slot is busy."""
-    fields: dict[str, Any] = {"problem": "p", "kernel": "known ok", "backend": "torch", "lane": "cpu"}
-    with Client(services.config(lease_s=4)) as client:
-        first = client.evaluate(**fields, timeout=60)
-        running = services.submit("sleep 600")
-        services.started(running)
-        again = client.evaluate(**fields, timeout=60)
-        assert (again.reused_from, again.attempts, again.category) == (first.evaluation_id, 0, first.category)
-        queued = client.submit(**fields, reuse=False)
-        assert not queued.done()
-        assert client.cancel(running)
-        fresh = queued.wait(60)
-        assert (fresh.reused_from, fresh.attempts) == (None, 1)
-
-
-@pytest.mark.usefixtures("fleet")
 def test_what_waits_is_answered_by_its_equal(services: Services, tmp_path: Path) -> None:
     """Of equal evaluations that wait for one slot, only one is judged."""
     gate = tmp_path / "gate"

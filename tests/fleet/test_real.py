@@ -118,38 +118,7 @@ def test_neither_a_judge_nor_what_forks_it_holds_a_credential(services: Services
     assert found == {"kq-worker": True, "kq-judge-super": False, "kq-judge": False, "kq-forkserver": False}
 
 
-def test_a_reference_that_ends_itself_is_judged_once(services: Services, fleet: Fleet) -> None:
-    """The problem is blamed without a second try, because the reference cannot imitate an external kill."""
-    opened = _opened(fleet)
-    ends = ("os.kill(os.getpid(), signal.SIGKILL)", "os.abort()", "os._exit(0)")
-    problems = [PROBLEM.format(once="", hostile=end) for end in ends]
-    settings = Settings(max_attempts=3, **UNTIMED)
-    ids = [services.submit(KERNEL.format(body="pass"), problem=problem, settings=settings) for problem in problems]
-    verdicts = [services.verdict(identity) for identity in ids]
-    assert [(verdict.category, verdict.attempts) for verdict in verdicts] == [(Category.REFERENCE_ERROR, 1)] * 3
-    assert len(_opened(fleet)) <= len(opened) + 2
-    assert not [file for file in opened if file.startswith("/dev/nvidia")]
-
-
-def _opened(fleet: Fleet) -> list[str]:
-    return [os.path.realpath(descriptor) for descriptor in Path(f"/proc/{fleet.live()[0].pid}/fd").iterdir()]
-
-
-def test_a_reference_that_is_killed_from_outside_is_tried_again(services: Services, fleet: Fleet) -> None:
-    """The attempt ends as ``worker_lost``, and the next one passes."""
-
-    def references() -> set[int]:
-        return {pid for pid in below(fleet.process.pid) if name(pid) == "kq-reference"}
-
-    others = references()
-    problem = PROBLEM.format(once="time.sleep(3)", hostile="pass")
-    settings = Settings(max_attempts=3, **UNTIMED)
-    identity = services.submit(KERNEL.format(body="pass"), problem=problem, settings=settings)
-    os.kill(services.until(lambda: references() - others, what="the reference").pop(), signal.SIGKILL)
-    verdict = services.verdict(identity)
-    assert (verdict.category, verdict.attempts) == (Category.PASSED, 2)
-
-
+@pytest.mark.nightly
 def test_a_kernel_is_judged_by_another_worker(services: Services, fleet: Fleet) -> None:
     """Worker, judge and candidate die while the kernel runs, and a second attempt passes.
 

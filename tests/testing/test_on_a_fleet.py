@@ -8,7 +8,7 @@ import io
 import os
 import signal
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
@@ -190,37 +190,30 @@ def member(name: str, **fields: Any) -> tarfile.TarInfo:
     return made
 
 
-@pytest.mark.parametrize(
-    ("added", "category"),
-    [
-        (lambda: [member("../../outside")], "invalid_problem"),
-        (lambda: [member("/tmp/kqueue-outside")], "passed"),  # unpacked below the repository
-        (lambda: [member("link", type=tarfile.SYMTYPE, linkname="/etc/passwd")], "invalid_problem"),
-        (lambda: [member("link", type=tarfile.SYMTYPE, linkname="../../order.json")], "invalid_problem"),
-        (lambda: [member("link", type=tarfile.LNKTYPE, linkname="../order.json")], "invalid_problem"),
-        (lambda: [member("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3)], "invalid_problem"),
-        (lambda: [member("pipe", type=tarfile.FIFOTYPE)], "invalid_problem"),
-        (lambda: (member(f"{number}") for number in range(10_000)), "passed"),
-        (lambda: (member(f"{number}") for number in range(25_000)), "output_limit"),
-        (lambda: [member("large", size=256 << 20)], "output_limit"),
-    ],
-    ids=["parent", "absolute", "link", "link to the parent", "hard link", "device", "pipe", "many", "too many", "bomb"],
-)
-def test_each_hostile_archive_ends_in_one_category(
-    fleet: LocalFleet, tmp_path: Path, added: Callable[[], Iterable[tarfile.TarInfo]], category: str
-) -> None:
+def test_each_hostile_archive_ends_in_one_category(fleet: LocalFleet, tmp_path: Path) -> None:
     """Files are unpacked into the sealed process's folder only, and their number and size are limited."""
+    archives: tuple[tuple[Iterable[tarfile.TarInfo], str], ...] = (
+        ([member("../../outside")], "invalid_problem"),
+        ([member("/tmp/kqueue-outside")], "passed"),  # unpacked below the repository
+        ([member("link", type=tarfile.SYMTYPE, linkname="../../order.json")], "invalid_problem"),
+        ([member("link", type=tarfile.LNKTYPE, linkname="../order.json")], "invalid_problem"),
+        ([member("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3)], "invalid_problem"),
+        ([member("pipe", type=tarfile.FIFOTYPE)], "invalid_problem"),
+        ((member(f"{number}") for number in range(25_000)), "output_limit"),
+        ([member("large", size=256 << 20)], "output_limit"),
+        ([], "passed"),
+    )
     request = suite_of(tmp_path, "def test_it(): pass\n", names=["test_it"], limits={"scratch_bytes": 64 << 20})
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:xz", preset=1) as tar:
-        tar.add(tmp_path / "test_a.py", "test_a.py")
-        for one in added():
-            tar.addfile(one, Zeros())
-    problem = TESTS_LINE + base64.encodebytes(packed.getvalue()).decode()
     with fleet.client() as kq:
-        verdict = kq.evaluate(request.model_copy(update={"problem": problem, "lane": "cpu"}))
-        assert (verdict.category, verdict.attempts) == (category, 1), verdict.message
-        assert kq.evaluate(request.model_copy(update={"lane": "cpu"})).passed
+        for added, category in archives:
+            packed = io.BytesIO()
+            with tarfile.open(fileobj=packed, mode="w:xz", preset=1) as tar:
+                tar.add(tmp_path / "test_a.py", "test_a.py")
+                for one in added:
+                    tar.addfile(one, Zeros())
+            problem = TESTS_LINE + base64.encodebytes(packed.getvalue()).decode()
+            verdict = kq.evaluate(request.model_copy(update={"problem": problem, "lane": "cpu"}))
+            assert (verdict.category, verdict.attempts) == (category, 1), verdict.message
     assert not Path("/tmp/kqueue-outside").exists()
 
 

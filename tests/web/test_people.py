@@ -273,29 +273,25 @@ def test_forged_logins(team: Served, provider: Provider, engine: Engine) -> None
         assert attacker.get("/login/callback?code=a&state=b", headers=planted).status_code == 403
 
 
-@pytest.mark.parametrize(
-    ("header", "claims"),
-    [
-        ({}, {"aud": "another"}),
-        ({}, {"aud": ["another"], "azp": "fleet"}),
-        ({}, {"iss": "https://evil.example"}),
-        ({}, {"exp": 1, "iat": 0}),
-        ({}, {"nonce": "another"}),
-        ({}, {"sub": None}),
-        ({"alg": "none"}, {}),
-        ({"alg": "HS256"}, {}),
-        ({"kid": "another"}, {}),
-    ],
-)
-def test_forged_tokens(team: Served, provider: Provider, header: dict[str, Any], claims: dict[str, Any]) -> None:
+def test_forged_tokens(team: Served, provider: Provider) -> None:
     from joserfc.jwk import OctKey, RSAKey
 
-    key = {"HS256": OctKey.import_key("public"), None: None}.get(header.get("alg"))
-    provider.forge(header, RSAKey.generate_key() if "kid" in header else key, **claims)
     with stranger(team) as client:
-        answer = log_in(client, "ann")
-        assert (answer.status_code, "not valid" in answer.text) == (403, True)
-        assert client.get("/evaluations").status_code == 303
+        for header, key, claims in (
+            ({}, None, {"aud": "another"}),
+            ({}, None, {"aud": ["another"], "azp": "fleet"}),
+            ({}, None, {"iss": "https://evil.example"}),
+            ({}, None, {"exp": 1, "iat": 0}),
+            ({}, None, {"nonce": "another"}),
+            ({}, None, {"sub": None}),
+            ({"alg": "none"}, None, {}),
+            ({"alg": "HS256"}, OctKey.import_key("public"), {}),
+            ({"kid": "another"}, RSAKey.generate_key(), {}),
+        ):
+            provider.forge(header, key, **claims)
+            answer = log_in(client, "ann")
+            assert (answer.status_code, "not valid" in answer.text) == (403, True), (header, claims)
+            assert client.get("/evaluations").status_code == 303
         provider.answer = lambda answer: {name: value for name, value in answer.items() if name != "id_token"}
         assert log_in(client, "ann").status_code == 403
         provider.answer = lambda answer: answer
@@ -331,25 +327,18 @@ def test_groups_of_any_form(serve, config: Config, provider: Provider, worker_id
             assert admitted or (answer.status_code, "none of the groups" in answer.text) == (403, True), name
 
 
-@pytest.mark.parametrize(
-    "person",
-    [[], 7, None, "ann", {}, {"sub": None}, {"sub": 7}, {"sub": "eve", "roles": ["kernels"]}],
-)
-def test_a_person_of_any_form(serve, config: Config, provider: Provider, worker_id: UUID, person: Any) -> None:
-    """An answer without the person who logged in is refused, and is no error of the server."""
+def test_answers_that_cannot_be_used(serve, config: Config, provider: Provider, worker_id: UUID) -> None:
+    """Without the person who logged in, or with an expired token, an answer is refused as the provider's fault."""
     served = serve(with_provider(config, provider, oidc_groups_claim="roles"))
-    provider.person = lambda _: person
+    rightly = provider.person
     with stranger(served) as client:
-        assert log_in(client, "ann").status_code in (403, 503)
-
-
-@pytest.mark.parametrize("lifetime_s", [0, -1, "soon", [], 10**400])
-def test_a_token_that_has_expired(serve, config: Config, provider: Provider, worker_id: UUID, lifetime_s: Any) -> None:
-    """An access token that cannot be used is the provider's fault."""
-    served = serve(with_provider(config, provider, oidc_groups_claim="roles"))
-    provider.answer = lambda answer: answer | {"expires_in": lifetime_s, "expires_at": None}
-    with stranger(served) as client:
-        assert log_in(client, "ann").status_code in (403, 503)
+        for person in ([], 7, None, "ann", {}, {"sub": None}, {"sub": 7}, {"sub": "eve", "roles": ["kernels"]}):
+            provider.person = lambda _, person=person: person
+            assert log_in(client, "ann").status_code in (403, 503), person
+        provider.person = rightly
+        for lifetime_s in (0, -1, "soon", [], 10**400):
+            provider.answer = lambda answer, s=lifetime_s: answer | {"expires_in": s, "expires_at": None}
+            assert log_in(client, "ann").status_code in (403, 503), lifetime_s
 
 
 def test_a_planted_session_is_not_taken_over(team: Served, token: Callable[..., str]) -> None:

@@ -350,7 +350,7 @@ def in_float64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a.double() @ b.double()).float()
 
 
-@pytest.mark.parametrize("inner", [32, 1024, 8192])
+@pytest.mark.parametrize("inner", [32, 8192])
 @pytest.mark.parametrize("dtype", list(PRECISIONS))
 @pytest.mark.parametrize("order", [in_chunks, one_by_one, backwards, in_float64])
 def test_products_in_any_order_are_right(order: Sum, dtype: torch.dtype, inner: int) -> None:
@@ -678,16 +678,6 @@ def test_an_integer_may_be_another_answer_to_nearly_equal_inputs(dtype: torch.dt
 # ---- kinds of numbers ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_eight_bits_are_compared(dtype: torch.dtype) -> None:
-    torch.manual_seed(11)
-    x = torch.randn(32, 32)
-    ref = x.to(dtype)
-    assert fault((x * 1.001).to(dtype), ref) is None
-    assert fault((x + 1).to(dtype), ref) is not None
-    assert fault(torch.zeros(32, 32).to(dtype), ref) is not None
-
-
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_complex_values_are_compared_in_both_parts(dtype: torch.dtype) -> None:
     torch.manual_seed(12)
@@ -974,27 +964,6 @@ def test_a_lower_precision_shows_without_exact_answers(noise: float | None, down
     assert told["precision_downgrade"] is downgraded
     assert told["error_ratio"] == (pytest.approx(2e-5 / noise, rel=0.1) if noise else None)
     assert check_values([ref.double().float()], case, Settings())["precision_downgrade"] is False
-
-
-@pytest.mark.parametrize("lower", [tf32, lambda x: x.half().float(), lambda x: x.bfloat16().float()])  # pyright: ignore
-def test_a_lower_precision_within_the_tolerance_is_reported(lower: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """The error ratio shows a lower precision that passes the tolerance because the values are small."""
-    torch.manual_seed(14)
-    a, b = torch.randn(128, 512) / 512, torch.randn(512, 64) / 5
-    ref, exact = a @ b, a.double() @ b.double()
-    told = figures(lower(a) @ lower(b), ref, exact)
-    assert told["precision_downgrade"] is True
-    assert told["error_ratio"] > 50
-    assert figures(one_by_one(a, b), ref, exact)["precision_downgrade"] is False
-
-
-def test_kernelbench_s_verdict_is_torch_allclose() -> None:
-    torch.manual_seed(17)
-    for size in (3e-5, 1e-4, 3e-4, 1e-3):
-        ref = torch.randn(20)
-        out = ref + size * torch.randn(20)
-        expected = torch.allclose(out, ref, rtol=1e-4, atol=1e-4)
-        assert (fault(out, ref, comparison=Comparison.KERNELBENCH) is None) == expected
 
 
 def test_merged_figures_are_the_worst_of_each() -> None:

@@ -21,28 +21,18 @@ def judge(rig: Rig, source: str, forward: str, settings: Settings = QUICK) -> Ou
     return rig.judge(request)
 
 
-ROPE = problem(
-    "x, cos, sin: x * cos + torch.cat((-x[:, 4:], x[:, :4]), 1) * sin",
-    "a = torch.rand(16, 4) * 6; cos, sin = torch.cat((a, a), 1).cos(), torch.cat((a, a), 1).sin()\n"
-    "    return [torch.randn(16, 8), cos, sin]",
-)
 ATTENTION = problem(
     "q, mask: torch.softmax((q @ q.T).masked_fill(~mask, -1e9), -1) @ q",
     "return [torch.randn(16, 8), torch.rand(16, 16) > 0.5]",
 )
 
 
-ROTATED = (
-    "x, cos, sin: torch.cat((x[:, :4] * cos[:, :4] - x[:, 4:] * sin[:, :4],"
-    " x[:, 4:] * cos[:, :4] + x[:, :4] * sin[:, :4]), 1)"
-)
 #: Attention with a mask of -inf, which gives the same result as a large negative number if no row is fully masked.
 ATTENDED = "q, mask: torch.softmax((q @ q.T).masked_fill(~mask, -float('inf')), -1) @ q"
 
 
-@pytest.mark.parametrize(("source", "right"), [(ROPE, ROTATED), (ATTENTION, ATTENDED)], ids=["rope", "attention"])
-def test_a_kernel_may_rely_on_what_its_inputs_are_like(rig: Rig, source: str, right: str) -> None:
-    outcome = judge(rig, source, right)
+def test_a_kernel_may_rely_on_what_its_inputs_are_like(rig: Rig) -> None:
+    outcome = judge(rig, ATTENTION, ATTENDED)
     assert outcome.category is Category.PASSED, outcome.message
     assert outcome.evidence.checks is not None
     assert outcome.evidence.checks > QUICK.checks
@@ -347,17 +337,13 @@ STATE = problem("x: (self.b.add_((x > 0).sum()), self.w.add_(x.mean()), x.relu()
         self.w = torch.nn.Parameter(torch.ones(8))
     def forward""",
 )
-UPDATED = STATE.partition("def get_inputs")[0].replace("Model", "ModelNew")
+UPDATED = STATE.partition("def get_inputs")[0].replace("Model", "ModelNew").replace("x > 0", "x > 1")
 
 
 @pytest.mark.parametrize(
     ("source", "category", "told"),
-    [
-        (UPDATED, Category.PASSED, ""),
-        (kernel("x: x.relu()"), Category.PASSED, "b, w"),
-        (UPDATED.replace("x > 0", "x > 1"), Category.WRONG_VALUES, ""),
-    ],
-    ids=["kept", "not-kept", "wrong"],
+    [(kernel("x: x.relu()"), Category.PASSED, "b, w"), (UPDATED, Category.WRONG_VALUES, "")],
+    ids=["not-kept", "wrong"],
 )
 def test_large_buffers_and_parameters_that_change_are_compared(
     rig: Rig, source: str, category: Category, told: str

@@ -123,12 +123,6 @@ def test_a_list_of_tolerances_has_one_for_each_output() -> None:
         first_of(reference(text.replace("x * 2", "x * 2, x.sum()"), **settings))
 
 
-def test_variants_are_for_the_strict_verdict_by_its_own_tolerance() -> None:
-    """KernelBench has no variants, and a tolerance of the evaluation applies to the given inputs only."""
-    for settings in ({"comparison": Comparison.KERNELBENCH}, {"tolerance": Tolerance(atol=1e-3, rtol=0)}):
-        assert kinds(loaded("return self.layer(x)", **settings)) == {GIVEN}
-
-
 @pytest.mark.parametrize(
     ("inputs", "holds"),
     [
@@ -477,15 +471,13 @@ RIGHT_KERNELS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], to
 @pytest.mark.parametrize("inputs", [RANDN, "return [torch.rand(16, 8)]", "return [torch.rand(16, 8) * 10 + 1]"])
 def test_right_kernels_are_right_on_every_variant(forward: str, precision: Precision, inputs: str) -> None:
     """Kernels with other formulas, computed in fp32 and rounded once, pass on every variant."""
-    kernel = RIGHT_KERNELS[forward]
-    for seed in range(2):
-        made = loaded(forward, inputs, precision=precision, seed=seed)
-        torch.manual_seed(seed)
-        layer = torch.nn.Linear(8, 8).to(DTYPES[precision]).float()
-        for case in answered(made):
-            x = case.inputs[0].float()
-            out = kernel(x, layer.weight, layer.bias).to(case.outputs[0].dtype)
-            compare.check_values([out.detach()], case, made.settings)
+    made = loaded(forward, inputs, precision=precision, seed=0)
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(8, 8).to(DTYPES[precision]).float()
+    for case in answered(made):
+        x = case.inputs[0].float()
+        out = RIGHT_KERNELS[forward](x, layer.weight, layer.bias).to(case.outputs[0].dtype)
+        compare.check_values([out.detach()], case, made.settings)
 
 
 def test_an_answer_that_is_near_zero_by_chance_costs_no_exact_ones() -> None:
