@@ -211,6 +211,28 @@ def test_the_owner_s_link_opens_flower(fleet: LocalFleet, open_folder: Path) -> 
     assert "no Flower found: start one with `kqueue up`" in none.stderr
 
 
+def test_a_stranger_on_the_socket_is_a_stranger(fleet: LocalFleet, open_folder: Path) -> None:
+    """A stranger with access to the socket gets 401 by the kernel's peer credentials, and the owner is accepted."""
+    path = fleet.http_socket
+    opened = [(open_folder / "home", 0o711), (path.parent, 0o711), (path, 0o666)]
+    before = [(folder, folder.stat().st_mode) for folder, _ in opened]
+
+    def status() -> int:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            connection.sendall(b"GET /v1/fleet HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            return int(connection.recv(4096).split()[1])
+
+    try:
+        for folder, mode in opened:
+            folder.chmod(mode)
+        assert as_stranger(status) == 401
+        assert status() == 200
+    finally:
+        for folder, mode in before:
+            folder.chmod(mode)
+
+
 def test_the_owner_needs_no_setting(fleet: LocalFleet, open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`RemoteClient()` uses the socket, and `fleet.json` has a token for programs that need TCP."""
     monkeypatch.setenv("KQUEUE_HOME", str(open_folder / "home"))
