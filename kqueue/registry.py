@@ -48,7 +48,7 @@ class Feature:
         failure: module with ``hint``, a line on a verdict, and ``dissect``, which `kqueue judge --autopsy` calls.
         tool: function of its tool, which submits.
         advice: a sentence on its tool for agents, with a space.
-        client, async_client: base class of the clients, with its methods.
+        client: class with its methods of clients, as coroutines.
         names: the modules of its names in the package ``kqueue``.
         formats: its modules of other projects' formats of problems (:mod:`kqueue.formats`).
         charts: function that returns a run's name, and the functions that make its charts by kind.
@@ -68,7 +68,6 @@ class Feature:
     tool: str = ""
     advice: str = ""
     client: str = ""
-    async_client: str = ""
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     formats: tuple[str, ...] = ()
     charts: str = ""

@@ -6,6 +6,7 @@ A test compares these names with the database's constraints.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Self
 
 
 class EvaluationState(StrEnum):
@@ -17,6 +18,29 @@ class EvaluationState(StrEnum):
     """A worker executes it."""
     DONE = "done"
     """It has a verdict."""
+
+
+class ArtifactName(StrEnum):
+    """The files of an evaluation."""
+
+    caption: str
+
+    def __new__(cls, name: str, caption: str) -> Self:
+        """Return a name with its caption."""
+        member = str.__new__(cls, name)
+        member._value_, member.caption = name, caption
+        return member
+
+    PROBLEM = "problem.py", "the problem's source"
+    KERNEL = "kernel.py", "the kernel's source"
+    VERDICT = "verdict.json", "the complete verdict"
+    EVIDENCE = "evidence.json", "the judge's evidence"
+    LOG = "log.txt", "the end of the kernel's output"
+
+    @property
+    def media_type(self) -> str:
+        """The file's media type."""
+        return "application/json" if self.endswith(".json") else "text/plain"
 
 
 class Priority(StrEnum):

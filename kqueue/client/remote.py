@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
-from kqueue import tracing
-from kqueue.client import wire
 from kqueue.client.interfaces import AsyncClient, Client
 from kqueue.client.server import Server
 from kqueue.client.transport import Accepted, Transport
@@ -31,6 +29,7 @@ from kqueue.config import load
 from kqueue.contract import Request, Verdict
 from kqueue.errors import ConfigError, InvalidRequest, KqueueError, ServerUnavailable, UnknownEvaluation
 
+_T = TypeVar("_T")
 #: Number of evaluations in one page of a list.
 _PAGE: Final = 1000
 #: Maximum number of concurrent requests for verdicts. Each burst of new waits gets one until this limit is reached.
@@ -91,47 +90,28 @@ class _HttpTransport(Transport):
         self._thread: threading.Thread | None = None
 
     def submit(self, requests: Sequence[Request], allow_idle_lane: bool) -> list[Accepted]:
-        if not requests:
-            return []
-        requests = [wire.with_key(request) for request in requests]
-        path = "/v1/evaluations" if len(requests) == 1 else "/v1/evaluations/batch"
-        entries = [wire.dump_request(request) for request in requests]
-        body = entries[0] if len(entries) == 1 else {"entries": entries}
-        answer = self._submit(path, body, len(entries), allow_idle_lane)
-        accepted = [answer] if len(entries) == 1 else answer["evaluations"]
-        return [wire.load_accepted(request, one) for request, one in zip(requests, accepted, strict=True)]
+        return self._run(self._server.submit, requests, allow_idle_lane)
 
     def submit_each(
         self, entries: Sequence[Request | InvalidRequest], allow_idle_lane: bool
     ) -> list[Accepted | InvalidRequest]:
-        good = [wire.with_key(entry) for entry in entries if isinstance(entry, Request)]
-        results: list[Accepted | InvalidRequest] = []
-        for chunk in wire.chunks(good):
-            body = {"entries": [wire.dump_request(request) for request in chunk]}
-            answer = self._submit("/v1/evaluations/each", body, len(chunk), allow_idle_lane)
-            results += [wire.load_result(request, one) for request, one in zip(chunk, answer["results"], strict=True)]
-        rest = iter(results)
-        return [next(rest) if isinstance(entry, Request) else entry for entry in entries]
+        return self._run(self._server.submit_each, entries, allow_idle_lane)
 
     def batch(self, name: str) -> list[UUID]:
         ids: list[UUID] = []
-        cursor: dict[str, str] = {}
+        query: dict[str, Any] = {"batch": name, "limit": _PAGE}
         while True:
-            page = self._ask("GET", "/v1/evaluations", query={"batch": name, "limit": _PAGE, **cursor})
+            page = self._run(self._server.ask, "GET", "/v1/evaluations", query=query)
             ids += [UUID(line["evaluation_id"]) for line in page["evaluations"]]
             if page["cursor"] is None:
                 return ids[::-1]
-            cursor = {"cursor": page["cursor"]}
+            query["cursor"] = page["cursor"]
 
     def verdict(self, evaluation_id: UUID) -> Verdict | None:
-        body = {"evaluation_ids": [str(evaluation_id)], "timeout": 0}
-        answer = self._ask("POST", "/v1/evaluations/wait", body=body)
-        if answer["unknown"]:
-            raise UnknownEvaluation(evaluation_id)
-        return Verdict.load(answer["verdicts"][0]) if answer["verdicts"] else None
+        return next(iter(self._run(self._server.verdicts, [evaluation_id], 0)), None)
 
     def cancel(self, evaluation_id: UUID) -> bool:
-        return self._ask("POST", f"/v1/evaluations/{evaluation_id}/cancel")["cancelled"]
+        return self._run(self._server.cancel, evaluation_id)
 
     def watch(self, evaluation_id: UUID) -> Future[Verdict]:
         def remove(done: Future[Verdict]) -> None:
@@ -176,16 +156,11 @@ class _HttpTransport(Transport):
         await self._server.close()
         asyncio.get_running_loop().stop()
 
-    def _submit(self, path: str, body: Any, count: int, allow_idle_lane: bool) -> dict[str, Any]:
-        with tracing.submission(count) as traceparent:
-            headers = {} if traceparent is None else {tracing.HEADER: traceparent}
-            return self._ask("POST", path, body=body, query={"allow_idle_lane": allow_idle_lane}, headers=headers)
-
-    def _ask(self, method: str, path: str, **parts: Any) -> dict[str, Any]:
-        """Call :meth:`Server.ask` from the caller's thread."""
+    def _run(self, work: Callable[..., Coroutine[Any, Any, _T]], *args: Any, **kwargs: Any) -> _T:
+        """Return the result of a method of the server, which runs in the event loop."""
         with self._lock:
             loop = self._started()
-            future = asyncio.run_coroutine_threadsafe(self._server.ask(method, path, **parts), loop)
+            future = asyncio.run_coroutine_threadsafe(work(*args, **kwargs), loop)
         try:
             return future.result()
         except CancelledError:

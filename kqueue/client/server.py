@@ -41,7 +41,7 @@ _UNIX: Final = "unix://"
 _LONGEST_WAIT_S: Final = 30.0
 
 
-class Server:
+class Server(wire.Operations):
     """The HTTP interface of a server. All methods except the constructor must run in one event loop.
 
     ``url`` is ``http://host:18188`` or ``unix:///path``. A request is repeated for ``retry_s`` seconds before the error

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID, uuid4
 
-from kqueue import errors
+from kqueue import errors, tracing
 from kqueue.client.transport import Accepted
-from kqueue.contract import Request
+from kqueue.contract import Request, Verdict
 from kqueue.errors import AccessRefused, InvalidRequest, KqueueError
 
 #: Maximum number of entries, and of characters of source, in one request of a submission that can be split.
@@ -93,3 +93,51 @@ def load_error(problem: Mapping[str, Any]) -> KqueueError:
         error.args = (detail,)
         return error
     return _ERRORS.get(code, KqueueError)(detail)
+
+
+class Operations:
+    """The operations of the API on evaluations, by means of :meth:`~kqueue.client.server.Server.ask`."""
+
+    ask: Callable[..., Coroutine[Any, Any, dict[str, Any]]]
+
+    async def submit(self, requests: Sequence[Request], allow_idle_lane: bool = False) -> list[Accepted]:
+        """Submit all requests, or raise the error of one of them and submit none."""
+        if not requests:
+            return []
+        requests = [with_key(request) for request in requests]
+        entries = [dump_request(request) for request in requests]
+        path, body = ("", entries[0]) if len(entries) == 1 else ("/batch", {"entries": entries})
+        answer = await self._submit(path, body, len(entries), allow_idle_lane)
+        accepted = [answer] if len(entries) == 1 else answer["evaluations"]
+        return [load_accepted(request, one) for request, one in zip(requests, accepted, strict=True)]
+
+    async def submit_each(
+        self, entries: Sequence[Request | InvalidRequest], allow_idle_lane: bool = False
+    ) -> list[Accepted | InvalidRequest]:
+        """Submit every valid request, in several requests if they are large, and return the results in order."""
+        good = [with_key(entry) for entry in entries if isinstance(entry, Request)]
+        results: list[Accepted | InvalidRequest] = []
+        for chunk in chunks(good):
+            body = {"entries": [dump_request(request) for request in chunk]}
+            answer = await self._submit("/each", body, len(chunk), allow_idle_lane)
+            results += [load_result(request, one) for request, one in zip(chunk, answer["results"], strict=True)]
+        rest = iter(results)
+        return [next(rest) if isinstance(entry, Request) else entry for entry in entries]
+
+    async def _submit(self, path: str, body: Any, count: int, allow_idle_lane: bool) -> dict[str, Any]:
+        with tracing.submission(count) as traceparent:
+            headers = {} if traceparent is None else {tracing.HEADER: traceparent}
+            idle = {"allow_idle_lane": allow_idle_lane}
+            return await self.ask("POST", f"/v1/evaluations{path}", body=body, query=idle, headers=headers)
+
+    async def verdicts(self, evaluation_ids: Iterable[UUID], hold_s: float) -> list[Verdict]:
+        """Return the verdicts as soon as there is one, or none after ``hold_s`` seconds. Raise UnknownEvaluation."""
+        body = {"evaluation_ids": [str(identity) for identity in evaluation_ids], "timeout": hold_s}
+        answer = await self.ask("POST", "/v1/evaluations/wait", body=body)
+        if answer["unknown"]:
+            raise errors.UnknownEvaluation(answer["unknown"][0])
+        return [Verdict.load(fields) for fields in answer["verdicts"]]
+
+    async def cancel(self, evaluation_id: UUID) -> bool:
+        """Cancel an evaluation. Return False if it had its verdict."""
+        return (await self.ask("POST", f"/v1/evaluations/{evaluation_id}/cancel"))["cancelled"]

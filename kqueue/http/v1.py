@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from datetime import UTC
-from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
@@ -23,6 +22,7 @@ from kqueue.http.auth import Reader, Sharer, Submitter, WholeSubmitter
 from kqueue.http.devices import CurrentFleet
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, CurrentGateway
+from kqueue.states import ArtifactName
 from kqueue.store import evaluations, reports, sharing
 
 router: Final = APIRouter(prefix="/v1", tags=["v1"])
@@ -62,15 +62,6 @@ Key = Annotated[
         "`idempotency_key` gets this key with `/` and its index appended.",
     ),
 ]
-
-
-class ArtifactName(StrEnum):
-    """The files of an evaluation."""
-
-    PROBLEM = "problem.py"
-    KERNEL = "kernel.py"
-    VERDICT = "verdict.json"
-    EVIDENCE = "evidence.json"
 
 
 @router.post(
@@ -206,18 +197,17 @@ async def log(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> str:
 
 @router.get("/evaluations/{evaluation_id}/artifacts")
 async def artifacts(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> shapes.Artifacts:
-    """List the files of an evaluation: its sources, and after its verdict also the verdict and the evidence."""
+    """List the files of an evaluation: its sources, and after its verdict also verdict, evidence and log."""
     files = (await gateway.read(reports.show, evaluation_id)).files()
     return shapes.Artifacts(
         artifacts=[
             shapes.Artifact(
                 name=name,
-                media_type=_media_type(name),
-                bytes=len(files[name].encode()),
+                media_type=name.media_type,
+                bytes=len(content.encode()),
                 href=f"/v1/evaluations/{evaluation_id}/artifacts/{name}",
             )
-            for name in ArtifactName
-            if name in files
+            for name, content in files.items()
         ]
     )
 
@@ -238,7 +228,7 @@ async def artifact(evaluation_id: UUID, name: ArtifactName, _: Reader, gateway: 
     if content is None:
         raise _unfinished(evaluation_id)
     return Response(
-        content, media_type=_media_type(name), headers={"Content-Disposition": f'attachment; filename="{name}"'}
+        content, media_type=name.media_type, headers={"Content-Disposition": f'attachment; filename="{name}"'}
     )
 
 
@@ -422,7 +412,3 @@ class Keys:
 
 def _unfinished(evaluation_id: UUID) -> HttpError:
     return HttpError(404, f"{evaluation_id} has no verdict yet: wait for it", code="not_finished")
-
-
-def _media_type(name: str) -> str:
-    return "application/json" if name.endswith(".json") else "text/plain"

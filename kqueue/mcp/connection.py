@@ -20,6 +20,7 @@ import httpx
 from mcp.server.mcpserver import Context
 
 from kqueue.client.server import Server
+from kqueue.client.wire import Operations
 from kqueue.config import Config, load
 from kqueue.errors import AccessRefused, ConfigError
 from kqueue.http import SESSION
@@ -42,17 +43,17 @@ class Sees(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Operations):
     """The caller of a tool. Its requests carry its token. ``batch`` is the name of its session and of its batch."""
 
     _connection: Connection
     _headers: Mapping[str, str]
     batch: str | None
 
-    async def ask(self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] = {}) -> dict[str, Any]:
+    async def ask(self, method: str, path: str, *, headers: Mapping[str, str] = {}, **parts: Any) -> dict[str, Any]:
         """Return the fleet's answer, a JSON object. :meth:`kqueue.client.server.Server.ask` has the errors."""
         server = await self._connection.server()
-        return await server.ask(method, path, body=body, query=query, headers=self._headers)
+        return await server.ask(method, path, headers={**headers, **self._headers}, **parts)
 
     async def read(self, path: str) -> str:
         """Return the text at a path. :meth:`kqueue.client.server.Server.read` has the errors."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
 import anyio
 
-from kqueue.client import wire
-from kqueue.client.transport import Accepted
 from kqueue.contract import Request, Verdict, parse_request
-from kqueue.errors import InvalidRequest, KqueueError, ServiceError, UnknownEvaluation
+from kqueue.errors import InvalidRequest, KqueueError, ServiceError
 from kqueue.mcp.connection import Call, Caller
 from kqueue.text import short
 
@@ -22,24 +20,12 @@ _TICK_S: Final = 2.0
 _WHY_CHARS: Final = 300
 
 
-async def submit_each(caller: Caller, requests: Iterable[Request]) -> list[Accepted | InvalidRequest]:
-    """Submit requests, and return the result of each."""
-    results: list[Accepted | InvalidRequest] = []
-    for chunk in wire.chunks(map(wire.with_key, requests)):
-        body = {"entries": [wire.dump_request(request) for request in chunk]}
-        answer = await caller.ask("POST", "/v1/evaluations/each", body=body)
-        results += [wire.load_result(request, one) for request, one in zip(chunk, answer["results"], strict=True)]
-    return results
-
-
-async def submit(caller: Caller, requests: Iterable[Request]) -> list[UUID]:
+async def submit(caller: Caller, requests: Sequence[Request]) -> list[UUID]:
     """Submit requests, and return the ids of their evaluations. Raise InvalidRequest if one is refused."""
-    ids: list[UUID] = []
-    for one in await submit_each(caller, requests):
-        if isinstance(one, InvalidRequest):
-            raise one
-        ids.append(one.evaluation_id)
-    return ids
+    results = await caller.submit_each(requests)
+    if refusals := [one for one in results if isinstance(one, InvalidRequest)]:
+        raise refusals[0]
+    return [one.evaluation_id for one in results if not isinstance(one, InvalidRequest)]
 
 
 async def verdicts(
@@ -65,13 +51,8 @@ async def verdicts(
         # The first request does not wait, so that existing verdicts and unknown ids are reported at once.
         hold_s = 0.0 if first else min(_TICK_S, left_s)
         first = False
-        body = {"evaluation_ids": [str(identity) for identity in pending], "timeout": hold_s}
         try:
-            answer = await caller.ask("POST", "/v1/evaluations/wait", body=body)
-            if answer["unknown"]:
-                raise UnknownEvaluation(answer["unknown"][0])
-            came = [Verdict.load(fields) for fields in answer["verdicts"]]
-            done |= {verdict.evaluation_id: verdict for verdict in came}
+            done |= {verdict.evaluation_id: verdict for verdict in await caller.verdicts(pending, hold_s)}
             pending = [identity for identity in pending if identity not in done]
         except ServiceError as error:
             left_s = began + timeout_s - time.monotonic()

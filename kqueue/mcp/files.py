@@ -14,19 +14,14 @@ from kqueue.contract import HASH, Settings
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation, UnknownProblem
 from kqueue.mcp.connection import Call, Caller, Connection, caller_of
 from kqueue.mcp.rendering import quoted
+from kqueue.states import ArtifactName
 from kqueue.text import clean
 
 #: Maximum characters of a file in one answer.
 PAGE_CHARS: Final = 16_000
 
-#: The files of an evaluation: name, path below the evaluation in the API, and description.
-_FILES: Final = {
-    "kernel.py": ("artifacts/kernel.py", "the kernel's source"),
-    "problem.py": ("artifacts/problem.py", "the problem's source"),
-    "log": ("log", "the end of the kernel's output"),
-    "verdict.json": ("artifacts/verdict.json", "the complete verdict"),
-    "evidence.json": ("artifacts/evidence.json", "the judge's evidence"),
-}
+#: The files of an evaluation by their names in URIs.
+_FILES: Final = {name.removesuffix(".txt"): name for name in ArtifactName}
 _EVALUATION: Final = re.compile(r"kqueue://evaluations/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/([a-z.]+)")
 _PROBLEM: Final = re.compile(f"kqueue://problems/(?:sha256:)?({HASH})")
 _SETTINGS: Final = "kqueue://settings"
@@ -45,8 +40,8 @@ async def page(caller: Caller, uri: str, offset: int) -> str:
         identity, name = match.groups()
         if name not in _FILES:
             raise InvalidRequest(f"uri: an evaluation has no file {name}: use {_KNOWN}")
-        path, description = _FILES[name]
-        text = await caller.read(f"/v1/evaluations/{identity}/{path}")
+        description = _FILES[name].caption
+        text = await caller.read(f"/v1/evaluations/{identity}/artifacts/{_FILES[name]}")
     elif match := _PROBLEM.fullmatch(uri):
         text, description = (await caller.ask("GET", f"/v1/problems/{match[1]}"))["source"], "the problem's source"
     else:
@@ -84,7 +79,7 @@ async def _resource(call: Call, uri: str, offset: int) -> str:
 
 def register(server: MCPServer[Connection]) -> None:
     """Add the resources to ``server``."""
-    names = ", ".join(f"{name}: {description}" for name, (_, description) in _FILES.items())
+    names = ", ".join(f"{name}: {file.caption}" for name, file in _FILES.items())
     server.resource(
         "kqueue://evaluations/{evaluation_id}/{name}{?offset}",
         name="file of an evaluation",

@@ -14,9 +14,8 @@ from pydantic import BaseModel, Field
 
 from kqueue import examinations, registry
 from kqueue.categories import CATEGORIES, Category
-from kqueue.client import wire
 from kqueue.client.transport import check_each
-from kqueue.contract import Precision, Request, Sanitizer, Verdict, parse_request
+from kqueue.contract import Precision, Sanitizer, Verdict, parse_request
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import NEEDS, Facts
 from kqueue.figures import brief
@@ -90,8 +89,8 @@ async def judge(call: Call, arguments: OneKernel) -> Annotated[CallToolResult, R
     caller = caller_of(call)
     own = {name: getattr(arguments, name) for name in ("kernel", "backend", "kernel_label", "priority")}
     own["batch"] = caller.batch
-    request = wire.with_key(parse_request(arguments.shared() | given(**own, reuse=not arguments.fresh)))
-    accepted = wire.load_accepted(request, await caller.ask("POST", "/v1/evaluations", body=wire.dump_request(request)))
+    request = parse_request(arguments.shared() | given(**own, reuse=not arguments.fresh))
+    [accepted] = await caller.submit([request])
     return await _report(call, caller, accepted.evaluation_id, arguments.timeout_s, request.kernel)
 
 
@@ -109,14 +108,11 @@ async def submit(call: Call, arguments: SeveralKernels) -> Annotated[CallToolRes
     entries = check_each(
         shared | given(kernel=one.kernel, backend=one.backend, kernel_label=one.label) for one in arguments.kernels
     )
-    requests = [entry for entry in entries if isinstance(entry, Request)]
-    rest = iter(await evaluations.submit_each(caller, requests))
-    outcomes = [next(rest) if isinstance(entry, Request) else entry for entry in entries]
     submitted = [
         Submitted(evaluation_id=None, error=short(outcome, 300))
         if isinstance(outcome, InvalidRequest)
         else Submitted(evaluation_id=str(outcome.evaluation_id), error=None)
-        for outcome in outcomes
+        for outcome in await caller.submit_each(entries)
     ]
     lines = (f"{index}: {one.evaluation_id or f'REFUSED: {one.error}'}" for index, one in enumerate(submitted))
     return result("\n".join(lines), Submissions(submitted=submitted))
@@ -205,8 +201,8 @@ async def profile(
 @with_advice
 async def cancel(call: Call, evaluation_id: EvaluationId) -> str:
     """Cancel an evaluation, and stop it if it runs. An evaluation with a verdict keeps the verdict."""
-    answer = await caller_of(call).ask("POST", f"/v1/evaluations/{evaluation_id}/cancel")
-    return "It is cancelled." if answer["cancelled"] else "It already had its verdict, and keeps it."
+    cancelled = await caller_of(call).cancel(evaluation_id)
+    return "It is cancelled." if cancelled else "It already had its verdict, and keeps it."
 
 
 async def explain(

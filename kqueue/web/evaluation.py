@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
 from fastapi import Query, Request, Response
@@ -20,7 +19,7 @@ from kqueue.errors import InvalidRequest
 from kqueue.evidence import BaselineError, Histogram, Isolation, Measurement, WrongMap
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
-from kqueue.states import EvaluationState
+from kqueue.states import ArtifactName, EvaluationState
 from kqueue.store import reports
 from kqueue.store.reports import Detail
 from kqueue.web import present
@@ -44,16 +43,6 @@ _SHOWN: Final = {
     "isolation", "durations_s", "cpu_s", "findings", "profiles", "attempts", "sanitized", "profile", "shapes",
     "passes",
 }  # fmt: skip
-
-
-class File(StrEnum):
-    """The files of an evaluation that can be downloaded."""
-
-    LOG = "log.txt"
-    KERNEL = "kernel.py"
-    PROBLEM = "problem.py"
-    EVIDENCE = "evidence.json"
-    RECEIPT = "receipt.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +120,14 @@ async def evaluation_live(request: Request, viewer: Viewer, gateway: CurrentGate
 
 
 @router.get("/evaluations/{evaluation_id}/files/{name}")
-async def file(_: Viewer, gateway: CurrentGateway, evaluation_id: UUID, name: File) -> Response:
+async def file(
+    _: Viewer, gateway: CurrentGateway, evaluation_id: UUID, name: ArtifactName | Literal["receipt.json"]
+) -> Response:
     """Return a part of an evaluation as a text file, which no browser executes."""
-    detail = await gateway.read(reports.show, evaluation_id)
-    content = await gateway.receipt(evaluation_id) if name is File.RECEIPT else detail.files().get(name)
+    if isinstance(name, ArtifactName):
+        content = (await gateway.read(reports.show, evaluation_id)).files().get(name)
+    else:
+        content = await gateway.receipt(evaluation_id)
     if content is None:
         raise HttpError(404, "it has no verdict yet")
     content = content if isinstance(content, bytes) else content.encode("utf-8", "replace")

@@ -11,7 +11,7 @@ import anyio
 from mcp_types import CallToolResult
 from pydantic import BaseModel, Field
 
-from kqueue.contract import Request, Result, Verdict
+from kqueue.contract import Request, Result
 from kqueue.features.autopsy import run
 from kqueue.features.autopsy.shrink import Autopsy
 from kqueue.mcp.connection import Call, Caller, caller_of
@@ -85,11 +85,9 @@ async def _judge(
     results: dict[int, Result] = {}
     try:
         while not autopsy.settled(results, len(requests)) and time.monotonic() < until:
-            pending = [str(identity) for identity, index in indices.items() if index not in results]
+            pending = [identity for identity, index in indices.items() if index not in results]
             hold_s = max(0.0, min(_TICK_S, until - time.monotonic()))
-            body = {"evaluation_ids": pending, "timeout": hold_s}
-            answer = await caller.ask("POST", "/v1/evaluations/wait", body=body)
-            for verdict in map(Verdict.load, answer["verdicts"]):
+            for verdict in await caller.verdicts(pending, hold_s):
                 results[indices[verdict.evaluation_id]] = verdict
             spent = round(budget_s - (until - time.monotonic()), 3)
             await call.report_progress(spent, budget_s, f"{autopsy.progress()}, {autopsy.evaluations} evaluations")
@@ -97,5 +95,5 @@ async def _judge(
         with anyio.move_on_after(_END_S, shield=True):
             for identity, index in indices.items():
                 if index not in results:
-                    await caller.ask("POST", f"/v1/evaluations/{identity}/cancel")
+                    await caller.cancel(identity)
     return [results.get(index) for index in range(len(requests))]

@@ -11,7 +11,6 @@ DUEL = Feature(
     tool=f"{__name__}.tools:duel",
     advice="To know which of two is faster call `duel`. ",
     client=f"{__name__}.client:Duels",
-    async_client=f"{__name__}.client:AsyncDuels",
     names={"Duel": f"{__name__}.duels", "duel": f"{__name__}.client"},
     trials=("duel-",),
 )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kqueue.client.transport import Entry, check
-from kqueue.contract import Precision, Request, Settings, Verdict
+from kqueue.contract import Precision, Settings, Verdict
 from kqueue.errors import KqueueError
 from kqueue.features.duel.duels import MOST, Duel, Match
 from kqueue.features.duel.duels import duel as fight
 
 if TYPE_CHECKING:
-    from kqueue.client import Client
+    from kqueue.client.interfaces import Methods
 
 
 def duel(
@@ -45,8 +45,8 @@ def duel(
     return end
 
 
-def _duel(
-    self: Client,
+async def _duel(
+    self: Methods[Any],
     a: Entry,
     b: Entry,
     *,
@@ -64,45 +64,28 @@ def _duel(
         allow_idle_lane: see :meth:`submit`, whose errors are possible.
         report: function to call with the state after each verdict.
     """
-
-    def judge(requests: list[Request]) -> Iterator[Verdict]:
-        pending = self.submit_batch(requests, allow_idle_lane=allow_idle_lane)
+    match = Match.of(check(a), check(b), within=within, most=rounds)
+    results: list[Verdict | None] = []
+    now = match.state(results)
+    while now.reason is None:
+        requests = match.requests(len(results) // 2, now.due)
+        pending = await self.submit_batch(requests, allow_idle_lane=allow_idle_lane)
+        results += [None] * len(requests)
         try:
-            while pending:
-                yield pending[0].wait()
+            while pending and now.reason is None:
+                [results[-len(pending)]] = await self.wait_all(pending[:1])
                 del pending[0]
+                now = match.state(results)
+                if report is not None:
+                    report(now)
         finally:
             with suppress(KqueueError):
                 for ticket in pending:
-                    ticket.cancel()
-
-    match = Match.of(check(a), check(b), within=within, most=rounds)
-    now = match.state([])
-    for now in fight(judge, match):
-        if report is not None:
-            report(now)
-    return now
-
-
-async def _duel_async(
-    self: Any, a: Entry, b: Entry, *, within: float | None = None, rounds: int = MOST, allow_idle_lane: bool = False
-) -> Duel:
-    """Find out which of two kernels is faster. :meth:`Client.duel` documents the arguments."""
-    match = Match.of(check(a), check(b), within=within, most=rounds)
-    verdicts: list[Verdict] = []
-    while (now := match.state(verdicts)).reason is None:
-        requests = match.requests(len(verdicts) // 2, now.due)
-        verdicts += await self.wait_all(await self.submit_batch(requests, allow_idle_lane=allow_idle_lane))
+                    await self.cancel(ticket.evaluation_id)
     return now
 
 
 class Duels:
-    """The method of :class:`~kqueue.Client`."""
+    """The method of clients."""
 
     duel = _duel
-
-
-class AsyncDuels:
-    """The method of :class:`~kqueue.AsyncClient`."""
-
-    duel = _duel_async

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, case, select
 from kqueue import contract, shapes
 from kqueue.categories import Category
 from kqueue.errors import InvalidRequest, UnknownEvaluation
-from kqueue.states import EvaluationState, Writer
+from kqueue.states import ArtifactName, EvaluationState, Writer
 from kqueue.store import callbacks, evaluations, models
 from kqueue.store.callbacks import CallbackState
 from kqueue.store.engine import transaction
@@ -99,15 +99,13 @@ class Detail(Evaluation):
     problem: str
     kernel: str
 
-    def files(self) -> dict[str, str]:
-        """Return its files by name: the sources, and with a verdict also the verdict, the evidence and the log."""
-        files = {"problem.py": self.problem, "kernel.py": self.kernel}
+    def files(self) -> dict[ArtifactName, str]:
+        """Return its files by name: the sources, and with a verdict all."""
+        files = {ArtifactName.PROBLEM: self.problem, ArtifactName.KERNEL: self.kernel}
         if self.verdict is not None:
-            files |= {
-                "verdict.json": self.verdict.model_dump_json(indent=2),
-                "evidence.json": self.verdict.evidence.model_dump_json(indent=2),
-                "log.txt": self.verdict.log,
-            }
+            files[ArtifactName.VERDICT] = self.verdict.model_dump_json(indent=2)
+            files[ArtifactName.EVIDENCE] = self.verdict.evidence.model_dump_json(indent=2)
+            files[ArtifactName.LOG] = self.verdict.log
         return files
 
     def request(self, **changes: Any) -> contract.Request:

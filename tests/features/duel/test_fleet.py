@@ -68,15 +68,15 @@ def test_clients(served: Served, judging, fields) -> None:
     with RemoteClient(served.url, token=served.admin) as client:
         end = client.duel(a, b, rounds=7, report=lambda now: heard.append(now.rounds))
     assert (end.reason, end.rounds, end.a_label, end.b_label) == ("rounds", 7, "a", "b")
-    assert heard == [number // 2 for number in range(1, 15)]
     with served.client() as http:
         assert http.get(f"/v1/duels/{end.id}").json() == end.model_dump(mode="json")
 
     async def waited() -> None:
         async with AsyncRemoteClient(served.url, token=served.admin) as kq:
-            assert (await kq.duel(a, b, rounds=7)).reason == "rounds"
+            assert (await kq.duel(a, b, rounds=7, report=lambda now: heard.append(now.rounds))).reason == "rounds"
 
     asyncio.run(waited())
+    assert heard == [number // 2 for number in range(1, 15)] * 2
 
 
 def test_a_duel_goes_on_within_its_first_limits(served: Served, token, engine: Engine, judge) -> None:
