@@ -54,6 +54,11 @@ class Feature:
         charts: function that returns a run's name, and the functions that make its charts by kind.
         trials: beginnings of the names of batches of trials.
         runs: classes of recorded runs by algorithm. Their evaluations are trials.
+        duty: module with ``sweep``, which each sweep of a fleet calls and which returns True if it submitted
+            evaluations, ``held``, the reason why a host's CPU slots must accept none, and ``honest``, a request that
+            any correct judge passes.
+        record: dataclass of its last day on the fleet, part of the fleet's state, with the methods ``read``, ``lines``
+            for `kqueue status`, ``check`` for `kqueue doctor` and ``gauges``. The page has its template ``now.html``.
     """
 
     name: str
@@ -74,6 +79,8 @@ class Feature:
     charts: str = ""
     trials: tuple[str, ...] = ()
     runs: Mapping[str, str] = field(default_factory=dict[str, str])
+    duty: str = ""
+    record: str = ""
 
 
 def entries(group: str, kind: type[_T], *taken: str) -> Mapping[str, _T]:
@@ -106,9 +113,14 @@ def features() -> Mapping[str, Feature]:
     return entries("kqueue.features", Feature)
 
 
+def by_feature(place: str) -> dict[str, Any]:
+    """Return what features attach at a place: the objects that their attributes of this name refer to, by feature."""
+    return {name: resolve_name(text) for name, feature in features().items() if (text := getattr(feature, place))}
+
+
 def attached(place: str) -> list[Any]:
-    """Return what features attach at a place: the objects that their attributes of this name refer to."""
-    return [resolve_name(text) for feature in features().values() if (text := getattr(feature, place))]
+    """Return the objects of :func:`by_feature`."""
+    return [*by_feature(place).values()]
 
 
 def each_of(place: str) -> list[Any]:

@@ -368,7 +368,7 @@ async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
         lanes=shapes.lanes_of(view),
         workers=view.workers,
         gpus=[device.gpu for device in view.devices],
-        probes=view.probes,
+        **view.records,
     )
 
 

@@ -26,13 +26,8 @@ _WEIGHTS: Final = {ProbeKind.CHEAT: 2, ProbeKind.HONEST: 1, ProbeKind.KNOWN_DURA
 _FOUND_OUT: Final = frozenset({Category.WRONG_VALUES, Category.NONDETERMINISTIC})
 #: Categories of a shortage of time or memory, which a busy host can cause for any kernel.
 _SHORTAGES: Final = frozenset(
-    {
-        Category.TIMEOUT,
-        Category.COMPILE_TIMEOUT,
-        Category.HOST_OUT_OF_MEMORY,
-        Category.GPU_OUT_OF_MEMORY,
-        Category.OUTPUT_LIMIT,
-    }
+    {Category.TIMEOUT, Category.COMPILE_TIMEOUT, Category.HOST_OUT_OF_MEMORY, Category.GPU_OUT_OF_MEMORY}
+    | {Category.OUTPUT_LIMIT}
 )
 #: Seconds after which a probe that no worker began expires.
 _WAIT_S: Final = 900.0
@@ -248,10 +243,8 @@ def _judge_clock(verdict: Verdict, duration_ms: float) -> Judgement:
     if other is not None and (taken.basis, other.basis) == ("cpu_clock", "cpu_clock"):
         ratio = (other.min_ms + other.null_ms) / (taken.min_ms + taken.null_ms)
         if not _CPU_RATIO[0] <= ratio <= _CPU_RATIO[1]:
-            message = (
-                f"{summary}, and its reference with {_LONGER:.0f} times the duration at {ratio:.2f} times the time"
-            )
-            return Judgement(Finding.CLOCK_UNEVEN, message, bias)
+            summary += f", and its reference with {_LONGER:.0f} times the duration at {ratio:.2f} times the time"
+            return Judgement(Finding.CLOCK_UNEVEN, summary, bias)
     return Judgement(Finding.AGREED, summary, bias)
 
 
