@@ -41,6 +41,7 @@ class Feature:
     Attributes:
         commands: with the command that precedes each in the help. A group is an object of Typer.
         router, pages: its router of the API, and of the page.
+        serve: coroutine function that a server of the API runs with its gateway until it ends.
         templates: the package of its folder ``templates``, whose files pages name after the feature.
         navigation: paths and names of its main pages.
         batch: function that returns HTML for the page of a batch, or None, from the engine and the batch's name.
@@ -54,17 +55,17 @@ class Feature:
         charts: function that returns a run's name, and the functions that make its charts by kind.
         trials: beginnings of the names of batches of trials.
         runs: classes of recorded runs by algorithm. Their evaluations are trials.
-        duty: module with ``sweep``, which each sweep of a fleet calls and which returns True if it submitted
-            evaluations, ``held``, the reason why a host's CPU slots must accept none, and ``honest``, a request that
-            any correct judge passes.
-        record: dataclass of its last day on the fleet, part of the fleet's state, with the methods ``read``, ``lines``
-            for `kqueue status`, ``check`` for `kqueue doctor` and ``gauges``. The page has its template ``now.html``.
+        duty: module with ``sweep``, which a fleet's sweeps call and which returns True if it submitted evaluations,
+            ``held``, the reason to pause a host's CPU slots, and ``honest``, a request that any correct judge passes.
+        record: dataclass of its last day, a part of the fleet's state, with ``read``, ``lines`` for `kqueue status`,
+            ``check`` for `kqueue doctor`, and ``gauges`` for metrics. The page has its template ``now.html``.
     """
 
     name: str
     commands: tuple[Command, ...] = ()
     router: str = ""
     pages: str = ""
+    serve: str = ""
     templates: str = ""
     navigation: tuple[tuple[str, str], ...] = ()
     batch: str = ""

@@ -125,18 +125,17 @@ def sweep(
         expired = _expire(engine) if chores.expired else 0
         stopped = workers.stop_silent(engine, older_than_s=silent_after_s) if chores.silent else 0
         missing = published = 0
-        pruned, submitted, broker_error = Pruned(), False, None
+        pruned, busy, broker_error = Pruned(), chores.unfinished, None
         try:
             missing = _search(engine, app, look_every_s)
-            submitted = _do_duties(engine, app, config, silent_after_s)
-            if chores.unfinished or submitted:
+            busy = _do_duties(engine, app, config, silent_after_s) or chores.unfinished
+            if busy:
                 published = fill(engine, app)
             pruned = _prune_a_bite(engine, app, config)
         except BrokerUnavailable as error:
             _log.warning("queued evaluations wait for Redis: %s", error)
             broker_error = str(error)
-    idle = not (chores.unfinished or submitted)
-    return SweepReport(True, tuple(lost), expired, stopped, missing, published, pruned, broker_error, idle)
+    return SweepReport(True, tuple(lost), expired, stopped, missing, published, pruned, broker_error, not busy)
 
 
 def _expire(engine: Engine) -> int:

@@ -123,12 +123,6 @@ class Verdicts(_Shape):
     """Requested ids without an evaluation."""
 
 
-class CallbackSecret(_Shape):
-    """The secret that signs the callbacks of an owner, for HMAC-SHA256."""
-
-    secret: str
-
-
 class Cancelled(_Shape):
     """The result of a cancellation. `cancelled` is false if the evaluation already had its verdict."""
 

@@ -49,12 +49,7 @@ _DURATION_CALLS: Final = 15
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """An evaluation to submit, with its expected outcome.
-
-    Attributes:
-        idea: name of the kernel within its kind.
-        duration_ms: known duration of ``forward`` in milliseconds, or None for another kind.
-    """
+    """An evaluation to submit, with its kernel's name within its kind, and the known duration of ``forward`` if any."""
 
     kind: ProbeKind
     idea: str
@@ -64,12 +59,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The result of a probe.
-
-    Attributes:
-        words: one line that explains it.
-        bias: relative difference between the judged time and the known duration, or None if there is none.
-    """
+    """The result of a probe in one line of words. ``bias`` is the relative error of the judged time, if known."""
 
     finding: Finding
     words: str

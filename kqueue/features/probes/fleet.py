@@ -20,7 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
 from uuid import UUID, uuid4
 
 from sqlalchemy import ColumnElement, Connection, Engine, Row, func, literal, literal_column, or_, select, text, update
@@ -272,7 +272,7 @@ def step(engine: Engine, *, share: float, live_s: float) -> Step:
         connection.execute(_ALONE)
         settled = _settle(connection)
         paused = [_pause(connection, one) for one in _suspicions(connection) if one.is_sure]
-    done = Step(tuple(settled), tuple(pause for pause in paused if pause is not None))
+    done = Step(tuple(settled), tuple(filter(None, paused)))
     if share <= 0:
         return done
     with transaction(engine) as connection:
@@ -368,8 +368,7 @@ def _judgement(connection: Connection, row: Row[*tuple[Any, ...]]) -> Judgement:
 # Pauses ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Suspicion:
+class _Suspicion(NamedTuple):
     """The wrong ones among the last probes of a kind on a device, the latest first. There is at least one.
 
     ``is_sure`` is True if chance is ruled out, and ``is_open`` if one more probe could rule it out.
