@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kqueue.categories import Category
 from kqueue.cli import options
 from kqueue.cli.render import category_text, console, emit, form_of, say, write_picture
 from kqueue.errors import InvalidRequest
@@ -17,7 +18,6 @@ from kqueue.text import clean, one_line
 if TYPE_CHECKING:
     from kqueue.cli.options import Subject
     from kqueue.contract import Request, Result, Sanitizer
-    from kqueue.examinations import Requests
 
 #: Exit statuses for findings, and for an incomplete run of a tool.
 _FOUND, _INCOMPLETE = 1, 3
@@ -46,9 +46,12 @@ def sanitize(
 
     tools = _tools(tool)
     subject = examined.find("sanitize")
-    category = None if subject.verdict is None else subject.verdict.category
+    known = Category.PASSED if subject.verdict is None else subject.verdict.category
     with _judging(subject, timeout) as judge:
-        request, result = _run(examinations.sanitizing(subject.request, tools, category, whole=whole), judge)
+        request, *rest = examinations.sanitizing(subject.request, tools, whole=whole)
+        result = judge(request)
+        if rest and not (result.judged and result.category is known):
+            result = judge(request := rest[0])
     runs = result.evidence.sanitized or ()
     small = request.problem != subject.request.problem
     sanitized = {"small": small, "sanitized": [run.model_dump(mode="json") for run in runs]}
@@ -88,7 +91,7 @@ def profile(
                 results.append(subject.verdict)
                 continue
             judge = judge or stack.enter_context(_judging(subject, timeout))
-            results.append(_run(examinations.profiling(subject.request), judge)[1])
+            results += map(judge, examinations.profiling(subject.request))
     counted = [profiled for result in results if (profiled := result.evidence.profile) is not None and profiled.kernels]
     names = [subject.request.kernel_label or "the kernel" for subject in subjects]
 
@@ -139,17 +142,6 @@ def _judging(subject: Subject, timeout: float) -> Generator[Callable[[Request], 
                 raise
 
         yield judge
-
-
-def _run(requests: Requests, judge: Callable[[Request], Result]) -> tuple[Request, Result]:
-    """Judge requests until the last one. Return it with its result."""
-    request = next(requests)
-    while True:
-        result = judge(request)
-        try:
-            request = requests.send(result)
-        except StopIteration:
-            return request, result
 
 
 def _profiled(result: Result) -> dict[str, Any]:
