@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +17,7 @@ from kqueue.text import clean, one_line
 
 if TYPE_CHECKING:
     from kqueue.cli.options import Subject
-    from kqueue.contract import Request, Result, Sanitizer
+    from kqueue.contract import Request, Result
 
 #: Exit statuses for findings, and for an incomplete run of a tool.
 _FOUND, _INCOMPLETE = 1, 3
@@ -43,8 +43,11 @@ def sanitize(
     All four tools run by default. Exit with 1 if there are findings, and with 3 if a tool could not complete.
     """
     from kqueue import examinations
+    from kqueue.contract import Sanitizer
 
-    tools = _tools(tool)
+    if wrong := [name for name in tool or () if name not in list(Sanitizer)]:
+        raise InvalidRequest(f"--tool {wrong[0]}: use one of {', '.join(Sanitizer)}")
+    tools = [*map(Sanitizer, tool or Sanitizer)]
     subject = examined.find("sanitize")
     known = Category.PASSED if subject.verdict is None else subject.verdict.category
     with _judging(subject, timeout) as judge:
@@ -101,7 +104,8 @@ def profile(
         if len(counted) > 1:
             _print(examinations.compared(counted[0], counted[1]))
 
-    emit(tuple(results), show, as_json=as_json, record=lambda results: {"kernels": [*map(_profiled, results)]})
+    taken = [one.summary() | {"profile": one.evidence.model_dump(mode="json").get("profile")} for one in results]
+    emit(tuple(results), show, as_json=as_json, record=lambda _: {"kernels": taken})
     if len(counted) < len(subjects):
         raise typer.Exit(_INCOMPLETE)
     if out is not None:
@@ -109,14 +113,6 @@ def profile(
             names = [f"{index}: {name}" for index, name in enumerate(names, 1)]
         roofline = examinations.roofline("Roofline", dict(zip(names, counted, strict=True)))
         write_picture(Path(out), charts.render(roofline, form=form))
-
-
-def _tools(given: list[str] | None) -> list[Sanitizer]:
-    from kqueue.contract import Sanitizer
-
-    if wrong := [name for name in given or () if name not in list(Sanitizer)]:
-        raise InvalidRequest(f"--tool {wrong[0]}: use one of {', '.join(Sanitizer)}")
-    return [Sanitizer(name) for name in given] if given else list(Sanitizer)
 
 
 @contextmanager
@@ -142,11 +138,6 @@ def _judging(subject: Subject, timeout: float) -> Generator[Callable[[Request], 
                 raise
 
         yield judge
-
-
-def _profiled(result: Result) -> dict[str, Any]:
-    profile = result.evidence.profile
-    return result.summary() | {"profile": profile and profile.model_dump(mode="json")}
 
 
 def _show(result: Result) -> None:

@@ -100,14 +100,9 @@ def status(
         {"by_blame": blames, "by_category": {str(name): count for name, count in outcomes.items()}},
         None if over_http else {"reachable": failure is None, "error": failure},
     )
-    emit(view, _print, as_json=as_json, record=_record)
+    emit(view, _print, as_json=as_json, record=lambda one: (fields := asdict(one)) | fields.pop("records"))
     if failure is not None:
         raise typer.Exit(3)
-
-
-def _record(view: _Status) -> dict[str, Any]:
-    record = asdict(view)
-    return record | record.pop("records")
 
 
 def _gpu_memory(statuses: Iterable[GpuStatus], live: Sequence[LiveWorker]) -> Iterator[dict[str, Any]]:
