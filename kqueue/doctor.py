@@ -30,6 +30,7 @@ from kqueue import program
 from kqueue.backends import installed
 from kqueue.config import Config
 from kqueue.errors import KqueueError, SchemaMismatch
+from kqueue.registry import by_feature
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -219,6 +220,8 @@ def _database(config: Config, *, deep: bool) -> Iterator[tuple[str, Result | Non
         yield "schema", Result(f"revision {schema.head()}")
         for name, check in (_IN_DATABASE | _DEEP_IN_DATABASE if deep else _IN_DATABASE).items():
             yield name, check(engine, config)
+        for name, record in by_feature("record").items():
+            yield name, record.read(engine, live_s=config.live_s).check(config)
     except KqueueError as error:
         raise KqueueError(f"{redact(url)}: {error}") from error
     finally:
@@ -243,29 +246,6 @@ def _gpus(engine: Engine, _: Config) -> Result | None:
         fix = "see `kqueue gpu list`. `kqueue gpu resume` returns a GPU to service, after a test if it was quarantined"
         return Result("; ".join(idle), fix)
     return Result(f"{len(gpus_known)} serve") if gpus_known else None
-
-
-def _probes(engine: Engine, config: Config) -> Result:
-    """Report the results of the last day's probes, and the devices that are paused because of them."""
-    from kqueue.store import probes
-
-    record = probes.record(engine, live_s=config.live_s)
-    honest = f"{record.honest_refused} of {record.honest + record.spins} honest kernels refused"
-    parts = [
-        f"{record.judged} within a day: {record.cheats_accepted} of {record.cheats} cheats accepted, {honest}",
-        *(f"the {one.resource} clock {one.bias:+.1%}" for one in record.clocks),
-        *(f"{one.device} of {one.host} is paused: {one.reason}" for one in record.pauses),
-    ]
-    if record.pauses:
-        fix = "see docs/gpu-health.md#probes. `kqueue probe pauses` lists them with the number of verdicts in doubt"
-        return Result("; ".join(parts), fix, State.FAIL)
-    if record.wrong:
-        fix = "see `kqueue probe list`. A single wrong verdict is confirmed by further probes before a device is paused"
-        return Result("; ".join(parts), fix)
-    if not record.judged:
-        off = config.probe_share == 0
-        return Result("KQUEUE_PROBE_SHARE is 0 here" if off else "none was judged within a day", state=State.INFO)
-    return Result("; ".join(parts))
 
 
 def _clocks(engine: Engine, _: Config) -> Result:
@@ -343,7 +323,7 @@ def _xids(engine: Engine, _: Config) -> Result | None:
 
 
 #: The checks of what the database knows, by name and in the order of display.
-_IN_DATABASE: Final = {"workers": _workers, "gpus": _gpus, "probes": _probes}
+_IN_DATABASE: Final = {"workers": _workers, "gpus": _gpus}
 _DEEP_IN_DATABASE: Final = {
     "postgres answers": _answers, "clocks": _clocks, "queue": _queue, "faults": _faults, "xids": _xids
 }  # fmt: skip

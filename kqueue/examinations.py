@@ -6,42 +6,32 @@ the kernel's result.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kqueue import shapes
-from kqueue.categories import Category
 from kqueue.charts import Roofline, Spot
-from kqueue.contract import Examination, Request, Result, Sanitizer, parse_request
+from kqueue.contract import Examination, Request, Sanitizer, parse_request
 from kqueue.evidence import Evidence, KernelProfile, Profile, Sanitized, SanitizerFinding
-
-#: The requests of an examination. The caller sends back the result of each. The last result is returned.
-Requests = Generator[Request, Result, Result]
 
 #: Maximum size in a small problem.
 SMALL: Final = 128
 
 
-def sanitizing(
-    request: Request, tools: Sequence[Sanitizer], known: Category | None = None, *, whole: bool = False
-) -> Requests:
-    """Yield the requests to sanitize a kernel: with small sizes, and if its result differs there, with its own.
+def sanitizing(request: Request, tools: Sequence[Sanitizer], *, whole: bool = False) -> list[Request]:
+    """Return the requests to sanitize a kernel, to be judged until one has the kernel's own category.
 
-    ``known`` is the category of the kernel's verdict. If None, it must pass with small sizes. ``whole`` does not reduce
-    the problem's sizes. Raise InvalidRequest for the lane ``cpu``.
+    The last one has the kernel's own sizes. One with small sizes precedes it, unless ``whole`` is True or the sizes are
+    small already. Raise InvalidRequest for the lane ``cpu``.
     """
     request = _examined(request, Examination(sanitize=tuple(tools)), timing=request.settings.timing.off())
-    small = smaller(request.problem)
-    if not whole and small != request.problem:
-        result = yield request.model_copy(update={"problem": small})
-        if result.judged and result.category is (known or Category.PASSED):
-            return result
-    return (yield request)
+    small = request.model_copy(update={"problem": request.problem if whole else smaller(request.problem)})
+    return [request] if small == request else [small, request]
 
 
-def profiling(request: Request) -> Requests:
-    """Yield the request to profile a kernel with its own sizes. Raise InvalidRequest for the lane ``cpu``."""
-    return (yield _examined(request, Examination(profile=True)))
+def profiling(request: Request) -> list[Request]:
+    """Return the one request to profile a kernel. Raise InvalidRequest for the lane ``cpu``."""
+    return [_examined(request, Examination(profile=True))]
 
 
 def _examined(request: Request, examination: Examination, **settings: Any) -> Request:

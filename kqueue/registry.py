@@ -41,6 +41,7 @@ class Feature:
     Attributes:
         commands: with the command that precedes each in the help. A group is an object of Typer.
         router, pages: its router of the API, and of the page.
+        serve: coroutine function that a server of the API runs with its gateway until it ends.
         templates: the package of its folder ``templates``, whose files pages name after the feature.
         navigation: paths and names of its main pages.
         batch: function that returns HTML for the page of a batch, or None, from the engine and the batch's name.
@@ -54,12 +55,17 @@ class Feature:
         charts: function that returns a run's name, and the functions that make its charts by kind.
         trials: beginnings of the names of batches of trials.
         runs: classes of recorded runs by algorithm. Their evaluations are trials.
+        duty: module with ``sweep``, which a fleet's sweeps call and which returns True if it submitted evaluations,
+            ``held``, the reason to pause a host's CPU slots, and ``honest``, a request that any correct judge passes.
+        record: dataclass of its last day, a part of the fleet's state, with ``read``, ``lines`` for `kqueue status`,
+            ``check`` for `kqueue doctor`, and ``gauges`` for metrics. The page has its template ``now.html``.
     """
 
     name: str
     commands: tuple[Command, ...] = ()
     router: str = ""
     pages: str = ""
+    serve: str = ""
     templates: str = ""
     navigation: tuple[tuple[str, str], ...] = ()
     batch: str = ""
@@ -73,6 +79,8 @@ class Feature:
     charts: str = ""
     trials: tuple[str, ...] = ()
     runs: Mapping[str, str] = field(default_factory=dict[str, str])
+    duty: str = ""
+    record: str = ""
 
 
 def entries(group: str, kind: type[_T], *taken: str) -> Mapping[str, _T]:
@@ -105,9 +113,14 @@ def features() -> Mapping[str, Feature]:
     return entries("kqueue.features", Feature)
 
 
+def by_feature(place: str) -> dict[str, Any]:
+    """Return what features attach at a place: the objects that their attributes of this name refer to, by feature."""
+    return {name: resolve_name(text) for name, feature in features().items() if (text := getattr(feature, place))}
+
+
 def attached(place: str) -> list[Any]:
-    """Return what features attach at a place: the objects that their attributes of this name refer to."""
-    return [resolve_name(text) for feature in features().values() if (text := getattr(feature, place))]
+    """Return the objects of :func:`by_feature`."""
+    return [*by_feature(place).values()]
 
 
 def each_of(place: str) -> list[Any]:

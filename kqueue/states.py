@@ -108,7 +108,7 @@ class SearchState(StrEnum):
 
 
 class ProbeKind(StrEnum):
-    """The kind of a probe, an evaluation with a known answer that tests the judge (:mod:`kqueue.probes`)."""
+    """The kind of a probe, an evaluation with a known answer that tests the judge (:mod:`kqueue.features.probes`)."""
 
     HONEST = "honest"
     """A correct kernel, which must pass."""

@@ -25,9 +25,10 @@ from psycopg.errors import LockNotAvailable
 from sqlalchemy import Connection, Engine, select, text
 from sqlalchemy.exc import OperationalError
 
-from kqueue import broker
+from kqueue import broker, registry
+from kqueue.config import Config
 from kqueue.errors import BrokerUnavailable, DatabaseUnavailable
-from kqueue.store import evaluations, probes, retention, workers
+from kqueue.store import evaluations, retention, workers
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import Recorded
 from kqueue.store.retention import Pruned
@@ -61,8 +62,8 @@ _EXPIRING_S: Final = 0.5
 _SILENT_S: Final = 90.0
 #: Seconds between two steps of pruning. They remove more in a day than any fleet produces, at a negligible load.
 _PRUNE_EVERY_S: Final = 5.0
-#: Seconds between two steps of the probes.
-_PROBE_EVERY_S: Final = 2.0
+#: Seconds between two sweeps of a feature.
+_DUTY_EVERY_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,6 @@ class SweepReport:
         missing: number of messages that were missing in Redis.
         published: number of messages sent.
         pruned: the rows that were removed for their age.
-        probes: the results of probes, and the actions that followed.
         broker_error: reason why publishing was aborted. The next sweep tries again.
         idle: True if every evaluation has its verdict, so there is nothing to lose.
     """
@@ -89,7 +89,6 @@ class SweepReport:
     missing: int = 0
     published: int = 0
     pruned: Pruned = field(default_factory=Pruned)
-    probes: probes.Step = field(default_factory=probes.Step)
     broker_error: str | None = None
     idle: bool = False
 
@@ -101,17 +100,14 @@ def sweep(
     retry_delay_s: float,
     look_every_s: float = LOOK_EVERY_S,
     silent_after_s: float = _SILENT_S,
-    retention_days: float | None = None,
-    log_retention_days: float | None = None,
-    probe_share: float = 0.0,
+    config: Config | None = None,
 ) -> SweepReport:
     """Sweep once. Any number of sweepers can run, and one works at a time. Two connections are used at once.
 
     A second attempt begins after ``retry_delay_s`` seconds. Redis is searched for all messages every ``look_every_s``
     seconds, and at once if it was emptied, restarted or replaced. A worker is marked as stopped after
-    ``silent_after_s`` seconds without a heartbeat. ``retention_days`` and ``log_retention_days`` after their end,
-    evaluations are removed and their logs emptied, or never if None. ``probe_share`` probes are submitted for each
-    judged evaluation (:mod:`kqueue.store.probes`).
+    ``silent_after_s`` seconds without a heartbeat. ``config`` says when ended evaluations are removed and their logs
+    emptied, which is never without it, and what features submit.
     """
     with _exclusive(engine, _SWEEPING) as connection:
         if connection is None:
@@ -129,18 +125,17 @@ def sweep(
         expired = _expire(engine) if chores.expired else 0
         stopped = workers.stop_silent(engine, older_than_s=silent_after_s) if chores.silent else 0
         missing = published = 0
-        pruned, probed, broker_error = Pruned(), probes.Step(), None
+        pruned, busy, broker_error = Pruned(), chores.unfinished, None
         try:
             missing = _search(engine, app, look_every_s)
-            probed = _probe(engine, app, probe_share, silent_after_s)
-            if chores.unfinished or probed.submitted:
+            busy = _do_duties(engine, app, config, silent_after_s) or chores.unfinished
+            if busy:
                 published = fill(engine, app)
-            pruned = _prune_a_bite(engine, app, retention_days, log_retention_days)
+            pruned = _prune_a_bite(engine, app, config)
         except BrokerUnavailable as error:
             _log.warning("queued evaluations wait for Redis: %s", error)
             broker_error = str(error)
-    idle = not (chores.unfinished or probed.submitted)
-    return SweepReport(True, tuple(lost), expired, stopped, missing, published, pruned, probed, broker_error, idle)
+    return SweepReport(True, tuple(lost), expired, stopped, missing, published, pruned, broker_error, not busy)
 
 
 def _expire(engine: Engine) -> int:
@@ -207,27 +202,27 @@ def _search(engine: Engine, app: Celery, every_s: float) -> int:
         return _unpublish(engine, lost)
 
 
-def _probe(engine: Engine, app: Celery, share: float, live_s: float) -> probes.Step:
-    """Process the fleet's probes and submit those that are due, if this is this sweeper's turn."""
-    if not broker.turn(app, "probes", every_s=_PROBE_EVERY_S):
-        return probes.Step()
-    try:
-        return probes.step(engine, share=share, live_s=live_s)
-    except DatabaseUnavailable as error:
-        # Most often a privilege is missing. The rest of the sweep matters more and continues.
-        _warn_once("probes could not be seen to", str(error))
-        return probes.Step()
+def _do_duties(engine: Engine, app: Celery, config: Config | None, live_s: float) -> bool:
+    """Call the features' sweeps, each if this is this sweeper's turn. Return True if one submitted evaluations."""
+    submitted = False
+    for name, duty in registry.by_feature("duty").items():
+        if broker.turn(app, name, every_s=_DUTY_EVERY_S):
+            try:
+                submitted |= duty.sweep(engine, config, live_s=live_s)
+            except DatabaseUnavailable as error:
+                # Most often a privilege is missing. The rest of the sweep matters more and continues.
+                _warn_once(f"{name} could not be seen to", str(error))
+    return submitted
 
 
-def _prune_a_bite(
-    engine: Engine, app: Celery, retention_days: float | None, log_retention_days: float | None
-) -> Pruned:
+def _prune_a_bite(engine: Engine, app: Celery, config: Config | None) -> Pruned:
     """Remove some of the expired rows, if this is this sweeper's turn."""
     if not broker.turn(app, "prune", every_s=_PRUNE_EVERY_S):
         return Pruned()
     try:
         evaluations.tally(engine)
-        return retention.prune(engine, retention_days=retention_days, log_retention_days=log_retention_days)
+        days = (None, None) if config is None else (config.retention_days, config.log_retention_days)
+        return retention.prune(engine, retention_days=days[0], log_retention_days=days[1])
     except DatabaseUnavailable as error:
         # Most often a privilege is missing. The rest of the sweep matters more and continues.
         _warn_once("old evaluations could not be removed", str(error))

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kqueue import examinations
-from kqueue.categories import Category
-from kqueue.contract import Request, Result, Sanitizer
+from kqueue.contract import Request, Sanitizer
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import Evidence, KernelProfile, Profile, Sanitized, SanitizerFinding, SourceLine, Stall
-from tests.samples import ended, passed
 
 PROBLEM = """
 SIZE = 4000
@@ -40,43 +38,21 @@ def request(lane: str = "gpu") -> Request:
     return Request(problem=PROBLEM, kernel="class ModelNew: ...", backend="triton", lane=lane)
 
 
-def asked(results: list[Result], known: Category | None, *, whole: bool = False) -> list[str]:
-    """Return the problems that are judged in turn, with these results."""
-    requests = examinations.sanitizing(request(), TOOLS, known, whole=whole)
-    problems: list[str] = []
-    one = next(requests)
-    for place, result in enumerate(results, 1):
-        problems.append(one.problem)
-        assert one.settings.examine.sanitize == TOOLS
-        assert not one.settings.timing.enabled
-        assert not one.reuse
-        if place < len(results):
-            one = requests.send(result)
-            continue
-        with pytest.raises(StopIteration) as end:
-            requests.send(result)
-        assert end.value.value is result
-    return problems
-
-
-def test_small_sizes_do_where_the_kernel_fares_alike() -> None:
-    """The original problem runs if the kernel fails differently on the small problem, or that one is invalid."""
-    wrong, broken = ended(Category.WRONG_VALUES), ended(Category.INVALID_PROBLEM)
-    assert asked([passed()], None) == [SMALL]
-    assert asked([passed()], Category.PASSED) == [SMALL]
-    assert asked([wrong], Category.WRONG_VALUES) == [SMALL]
-    assert asked([wrong, passed()], Category.PASSED) == [SMALL, PROBLEM]
-    assert asked([passed(), wrong], Category.WRONG_VALUES) == [SMALL, PROBLEM]
-    assert asked([broken, passed()], None) == [SMALL, PROBLEM]
-    assert asked([passed()], None, whole=True) == [PROBLEM]
+def test_small_sizes_precede_the_kernel_s_own() -> None:
+    """The original problem comes last, and alone if it is asked for or small already."""
+    [small, own] = examinations.sanitizing(request(), TOOLS)
+    assert (small.problem, own.problem, own.settings.examine.sanitize) == (SMALL, PROBLEM, TOOLS)
+    assert (own.settings.timing.enabled, own.reuse) == (False, False)
+    assert examinations.sanitizing(request(), TOOLS, whole=True) == [own]
+    assert len(examinations.sanitizing(small, TOOLS)) == 1
 
 
 def test_a_profile_is_of_the_whole_problem_and_not_on_the_cpu() -> None:
-    [one] = list(examinations.profiling(request()))
+    [one] = examinations.profiling(request())
     assert (one.problem, one.settings.timing.enabled, one.settings.examine.profile) == (PROBLEM, True, True)
-    for asked_for in (examinations.sanitizing(request("cpu"), TOOLS), examinations.profiling(request("cpu"))):
+    for examine in (examinations.profiling, lambda one: examinations.sanitizing(one, TOOLS)):
         with pytest.raises(InvalidRequest, match="another lane than cpu"):
-            next(asked_for)
+            examine(request("cpu"))
 
 
 def test_findings_in_words() -> None:

@@ -29,12 +29,13 @@ from celery.platforms import SecurityWarning
 from sqlalchemy import Engine
 from structlog.contextvars import bound_contextvars
 
-from kqueue import broker, logs, probes
+from kqueue import broker, logs
 from kqueue.categories import Blame, Category
 from kqueue.config import Config, load
 from kqueue.contract import Outcome, Phase
 from kqueue.errors import ConfigError, DatabaseUnavailable, InvalidRequest, SchemaMismatch
-from kqueue.states import ProbeKind, Writer
+from kqueue.registry import attached
+from kqueue.states import Writer
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
 from kqueue.store.evaluations import Claim, Recorded
@@ -167,13 +168,14 @@ def _process(worker: _Worker, claim: Claim) -> dict[str, Any]:
 def _count(worker: _Worker, outcome: Outcome) -> None:
     """Count consecutive failures. After many, end the worker if an evaluation of the fleet's own fails too.
 
-    A request can choose its failure, so this alone is no evidence against the worker.
+    A request can choose its failure, so this alone is no evidence against the worker. Without a feature that has such
+    an evaluation, the worker goes on.
     """
     failures = worker.judges.status_page.failures
     failures[0] = failures[0] + 1 if _can_be_the_workers(outcome) else 0
-    if failures[0] < delivery.MOST_FAILURES:
+    if failures[0] < delivery.MOST_FAILURES or not (duties := attached("duty")):
         return
-    request = probes.draw(worker.slot.lanes[0], ProbeKind.HONEST).request
+    request = duties[0].honest(worker.slot.lanes[0])
     probed, _ = _outcome_of(lambda: worker.judges.judge(request, worker.slot, InMemoryBackend(), ""))
     if probed.blame is not Blame.FLEET:
         failures[0] = 0

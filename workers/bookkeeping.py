@@ -18,9 +18,9 @@ from psycopg.sql import SQL, Identifier
 from kqueue import broker, sweeper
 from kqueue.config import Config
 from kqueue.errors import BrokerUnavailable, DatabaseUnavailable, SchemaMismatch
-from kqueue.states import Finding
+from kqueue.registry import attached
 from kqueue.store import engine as store_engine
-from kqueue.store import evaluations, probes, schema
+from kqueue.store import evaluations, schema
 from kqueue.store import workers as registry
 from workers.slot import Slot
 
@@ -209,13 +209,13 @@ class Bookkeeping:
         return idle
 
     def held(self) -> str | None:
-        """Return the reason why wrongly judged probes pause this host's CPU slots, or None.
+        """Return the reason why a feature pauses this host's CPU slots, or None.
 
         If Postgres is away, return the last answer.
         """
 
         def look() -> None:
-            self._held = probes.held(self.engine, self._host)
+            self._held = next(filter(None, (one.held(self.engine, self._host) for one in attached("duty"))), None)
 
         self.attempt(look)
         return self._held
@@ -301,14 +301,8 @@ class Bookkeeping:
 
         def sweep() -> None:
             nonlocal report
-            report = sweeper.sweep(
-                self.engine,
-                self._app,
-                retry_delay_s=self._config.retry_delay_s,
-                retention_days=self._config.retention_days,
-                log_retention_days=self._config.log_retention_days,
-                probe_share=self._config.probe_share,
-            )
+            delay_s = self._config.retry_delay_s
+            report = sweeper.sweep(self.engine, self._app, retry_delay_s=delay_s, config=self._config)
 
         if not self.attempt(sweep) or report is None:
             self._sweep_at = time.monotonic() + _SWEEP_AGAIN_S
@@ -317,21 +311,6 @@ class Bookkeeping:
             _log.warning("a lease ran out", evaluation=str(evaluation_id), recorded=recorded.value)
         if report.missing:
             _log.info("messages were missing from Redis", count=report.missing)
-        for pause in report.probes.paused:
-            _log.error(
-                "probes were judged wrongly",
-                host=pause.host,
-                device=pause.device,
-                finding=pause.finding.value,
-                reason=pause.reason,
-                pause=pause.id,
-                doubted=pause.doubted,
-            )
-        for one in report.probes.settled:
-            if one.finding not in (Finding.AGREED, Finding.VOID):
-                _log.warning(
-                    "a probe was judged wrongly", evaluation=str(one.evaluation_id), worker=one.worker, said=one.words
-                )
         if report.pruned:
             _log.info("old evaluations removed", **asdict(report.pruned))
         if report.broker_error:

@@ -124,8 +124,7 @@ _COMMANDS: Final[dict[str, str]] = {
     "worker": "fleet:worker", "top": "status:top", "pytest": "pytest:pytest", "serve": "operate:serve",
     "open": "operate:open_", "mcp": "operate:mcp", "sweep": "operate:sweep", "audit": "audit:audit",
     "categories": "categories:categories", "evidence": "categories:evidence", "doctor": "operate:doctor",
-    "gpu": "devices:gpus", "probe": "devices:probes", "token": "token:group", "owner": "owners:group",
-    "db": "operate:db",
+    "gpu": "devices:gpus", "token": "token:group", "owner": "owners:group", "db": "operate:db",
 }  # fmt: skip
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kqueue.categories import Category
 from kqueue.cli import options
 from kqueue.cli.render import category_text, console, emit, form_of, say, write_picture
 from kqueue.errors import InvalidRequest
@@ -16,8 +17,7 @@ from kqueue.text import clean, one_line
 
 if TYPE_CHECKING:
     from kqueue.cli.options import Subject
-    from kqueue.contract import Request, Result, Sanitizer
-    from kqueue.examinations import Requests
+    from kqueue.contract import Request, Result
 
 #: Exit statuses for findings, and for an incomplete run of a tool.
 _FOUND, _INCOMPLETE = 1, 3
@@ -43,12 +43,18 @@ def sanitize(
     All four tools run by default. Exit with 1 if there are findings, and with 3 if a tool could not complete.
     """
     from kqueue import examinations
+    from kqueue.contract import Sanitizer
 
-    tools = _tools(tool)
+    if wrong := [name for name in tool or () if name not in list(Sanitizer)]:
+        raise InvalidRequest(f"--tool {wrong[0]}: use one of {', '.join(Sanitizer)}")
+    tools = [*map(Sanitizer, tool or Sanitizer)]
     subject = examined.find("sanitize")
-    category = None if subject.verdict is None else subject.verdict.category
+    known = Category.PASSED if subject.verdict is None else subject.verdict.category
     with _judging(subject, timeout) as judge:
-        request, result = _run(examinations.sanitizing(subject.request, tools, category, whole=whole), judge)
+        request, *rest = examinations.sanitizing(subject.request, tools, whole=whole)
+        result = judge(request)
+        if rest and not (result.judged and result.category is known):
+            result = judge(request := rest[0])
     runs = result.evidence.sanitized or ()
     small = request.problem != subject.request.problem
     sanitized = {"small": small, "sanitized": [run.model_dump(mode="json") for run in runs]}
@@ -88,7 +94,7 @@ def profile(
                 results.append(subject.verdict)
                 continue
             judge = judge or stack.enter_context(_judging(subject, timeout))
-            results.append(_run(examinations.profiling(subject.request), judge)[1])
+            results += map(judge, examinations.profiling(subject.request))
     counted = [profiled for result in results if (profiled := result.evidence.profile) is not None and profiled.kernels]
     names = [subject.request.kernel_label or "the kernel" for subject in subjects]
 
@@ -98,7 +104,8 @@ def profile(
         if len(counted) > 1:
             _print(examinations.compared(counted[0], counted[1]))
 
-    emit(tuple(results), show, as_json=as_json, record=lambda results: {"kernels": [*map(_profiled, results)]})
+    taken = [one.summary() | {"profile": one.evidence.model_dump(mode="json").get("profile")} for one in results]
+    emit(tuple(results), show, as_json=as_json, record=lambda _: {"kernels": taken})
     if len(counted) < len(subjects):
         raise typer.Exit(_INCOMPLETE)
     if out is not None:
@@ -106,14 +113,6 @@ def profile(
             names = [f"{index}: {name}" for index, name in enumerate(names, 1)]
         roofline = examinations.roofline("Roofline", dict(zip(names, counted, strict=True)))
         write_picture(Path(out), charts.render(roofline, form=form))
-
-
-def _tools(given: list[str] | None) -> list[Sanitizer]:
-    from kqueue.contract import Sanitizer
-
-    if wrong := [name for name in given or () if name not in list(Sanitizer)]:
-        raise InvalidRequest(f"--tool {wrong[0]}: use one of {', '.join(Sanitizer)}")
-    return [Sanitizer(name) for name in given] if given else list(Sanitizer)
 
 
 @contextmanager
@@ -139,22 +138,6 @@ def _judging(subject: Subject, timeout: float) -> Generator[Callable[[Request], 
                 raise
 
         yield judge
-
-
-def _run(requests: Requests, judge: Callable[[Request], Result]) -> tuple[Request, Result]:
-    """Judge requests until the last one. Return it with its result."""
-    request = next(requests)
-    while True:
-        result = judge(request)
-        try:
-            request = requests.send(result)
-        except StopIteration:
-            return request, result
-
-
-def _profiled(result: Result) -> dict[str, Any]:
-    profile = result.evidence.profile
-    return result.summary() | {"profile": profile and profile.model_dump(mode="json")}
 
 
 def _show(result: Result) -> None:

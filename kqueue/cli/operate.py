@@ -215,7 +215,7 @@ def sweep(
 def _record(report: SweepReport) -> dict[str, Any]:
     lost = [{"evaluation_id": identity, "recorded": became.value} for identity, became in report.lost]
     record = asdict(report) | {"lost": lost}
-    del record["probes"], record["idle"]
+    del record["idle"]
     return record
 
 

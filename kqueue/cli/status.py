@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -18,7 +19,6 @@ import typer
 from kqueue.categories import Blame, Category
 from kqueue.cli import options
 from kqueue.cli.connection import Reader, reading
-from kqueue.cli.devices import last_day, print_last_day
 from kqueue.cli.render import Columns, category_text, console, emit, print_table, table, text
 from kqueue.errors import ConfigError, DatabaseUnavailable, KqueueError, SchemaMismatch
 from kqueue.figures import age, brief, gib, step
@@ -53,7 +53,7 @@ class _Status:
     workers: Sequence[LiveWorker]
     gpus_not_serving: Sequence[GpuStatus]
     gpu_memory: Sequence[Mapping[str, Any]]
-    probes: dict[str, Any]
+    records: Mapping[str, Any]
     last_hour: Mapping[str, Mapping[str, int]]
     broker: Mapping[str, Any] | None
 
@@ -96,11 +96,11 @@ def status(
         fleet.workers,
         [gpu for gpu in fleet.gpus if gpu.paused is not None],
         list(_gpu_memory(fleet.gpus, fleet.workers)),
-        last_day(fleet.probes),
+        fleet.records,
         {"by_blame": blames, "by_category": {str(name): count for name, count in outcomes.items()}},
         None if over_http else {"reachable": failure is None, "error": failure},
     )
-    emit(view, _print, as_json=as_json)
+    emit(view, _print, as_json=as_json, record=lambda one: (fields := asdict(one)) | fields.pop("records"))
     if failure is not None:
         raise typer.Exit(3)
 
@@ -175,7 +175,8 @@ def _print(view: _Status) -> None:
     for gpu in view.gpus_not_serving:
         message = f"GPU {gpu.index} of {gpu.host} is out of service since {age(gpu.since)}: {gpu.state}"
         console().print(text(message + (f", {gpu.reason}" if gpu.reason else ""), "yellow"))
-    print_last_day(view.probes)
+    for line, style in chain.from_iterable(record.lines() for record in view.records.values()):
+        console().print(text(line, style))
     table(_OUTCOME, title="the last hour")(view.last_hour["by_category"].items())
     if view.broker is not None and view.broker["reachable"]:
         console().print("redis: reachable")

@@ -17,7 +17,6 @@ from kqueue.config import Config
 from kqueue.errors import KqueueError, ServiceError
 from kqueue.http import auth, check_access, failures, maintenance, metrics, openapi, v1
 from kqueue.http.access import AccessLog
-from kqueue.http.callbacks import send_callbacks
 from kqueue.http.devices import Fleet
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, Gateway
@@ -62,7 +61,7 @@ def create_app(
         app.state.gateway = gateway
         app.state.fleet = Fleet(gateway)
         app.state.metrics = metrics.Metrics(gateway, app.state.fleet)
-        sending = asyncio.create_task(send_callbacks(gateway))
+        tasks = [asyncio.create_task(serve(gateway)) for serve in registry.attached("serve")]
         try:
             await gateway.open()
             with acting(FLEET):
@@ -72,8 +71,9 @@ def create_app(
                 await app.state.fleet.renewed()
             yield
         finally:
-            sending.cancel()
-            await asyncio.wait([sending])
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await gateway.close()
 
     app = FastAPI(

@@ -22,7 +22,6 @@ from kqueue.http.gateway import Gateway
 from kqueue.states import EvaluationState
 from kqueue.store import reports
 from kqueue.store.gpus import GpuStatus
-from kqueue.store.probes import Record
 from kqueue.store.reports.overview import unreadable
 from kqueue.store.workers import LiveWorker
 
@@ -90,13 +89,13 @@ class View:
 
     Attributes:
         backlog: by lane, the numbers of evaluations that are ``queued`` and ``running``.
-        probes: the results of the judge's probes in the last day.
+        records: features' records of the last day, by feature.
     """
 
     devices: tuple[Device, ...]
     workers: tuple[LiveWorker, ...]
     backlog: dict[str, dict[EvaluationState, int]]
-    probes: Record
+    records: dict[str, Any]
 
     def hiding(self, ids: Collection[UUID]) -> View:
         """Return this view without evaluations that the caller cannot read."""
@@ -171,7 +170,7 @@ def view(engine: Engine, *, within_s: float) -> View:
     now, newest = reports.fleet(engine, within_s=within_s), datetime.now(UTC) - _GONE_AFTER
     known = enumerate(gpu for gpu in now.gpus if gpu.seen_at >= newest)
     devices = tuple(_device(*one, now.workers) for one in known)
-    return View(devices, tuple(now.workers), reports.backlog(engine), now.probes)
+    return View(devices, tuple(now.workers), reports.backlog(engine), now.records)
 
 
 def _device(number: int, gpu: GpuStatus, live: Sequence[LiveWorker]) -> Device:

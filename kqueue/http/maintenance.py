@@ -128,13 +128,7 @@ def _sweep(engine: Engine, config: Config) -> SweepReport | None:
     """Sweep once and return the report, or None without the right to. The workers' supervisors sweep regularly."""
     app = broker.make_app(config)
     try:
-        return sweeper.sweep(
-            engine,
-            app,
-            retry_delay_s=config.retry_delay_s,
-            retention_days=config.retention_days,
-            log_retention_days=config.log_retention_days,
-        )
+        return sweeper.sweep(engine, app, retry_delay_s=config.retry_delay_s, config=config)
     except DatabaseUnavailable as error:
         if lacks_right(error):
             return None

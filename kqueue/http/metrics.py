@@ -32,8 +32,8 @@ from kqueue.categories import Blame, Category
 from kqueue.http.auth import Reader
 from kqueue.http.devices import Fleet, View
 from kqueue.http.gateway import Gateway
-from kqueue.states import EvaluationState, Finding, GpuState, Writer
-from kqueue.store import probes, reports
+from kqueue.states import EvaluationState, GpuState, Writer
+from kqueue.store import reports
 from kqueue.store.engine import FLEET, acting
 from kqueue.store.reports import Crowd, Ended
 from kqueue.store.tokens import Scope
@@ -207,7 +207,7 @@ class _Now(Collector):
         yield from self._queue(view)
         yield from self._workers(view)
         yield from _gpus(view)
-        yield from _probes(view.probes)
+        yield from (_gauge(*one) for record in view.records.values() for one in record.gauges())
 
     def _queue(self, view: View) -> Iterator[Metric]:
         queued: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -257,26 +257,6 @@ def _gpus(view: View) -> Iterator[Metric]:
         (*key, reason): 1.0 for key, device in devices.items() for reason in device.gpu.facts.get("throttle", ())
     }
     yield _gauge("gpu_clocks_reason", "1 for each of NVML's reasons for lower clocks.", (*labels, "reason"), reasons)
-
-
-def _probes(record: probes.Record) -> Iterator[Metric]:
-    findings: dict[tuple[str, ...], float] = {
-        (finding.value,): record.findings.get(finding, 0) for finding in Finding if finding is not Finding.VOID
-    }
-    yield _gauge("probes_day", "Probes of the judge in the last day, by finding.", ("finding",), findings)
-    bias: dict[tuple[str, ...], float] = {(one.resource,): one.bias for one in record.clocks}
-    words = "Median relative excess of the measured times of known-duration kernels in the last day."
-    yield _gauge("probe_clock_bias_ratio", words, ("device",), bias)
-    paused: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    doubted: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    for one in record.pauses:
-        where = one.host, "cpu" if one.device == "cpu" else "gpu"
-        paused[where] += 1
-        doubted[where] += one.doubted
-    words = "Slots that are paused because probes were judged wrongly."
-    yield _gauge("probe_paused", words, ("host", "device"), paused)
-    words = "Verdicts of these slots since their last correctly judged probe."
-    yield _gauge("probe_suspect_verdicts", words, ("host", "device"), doubted)
 
 
 def _gauge(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
@@ -18,7 +19,7 @@ from kqueue.http.failures import ProblemDetails
 from kqueue.states import EvaluationState, Trials
 from kqueue.store import reports, sharing
 from kqueue.store.gpus import GpuStatus
-from kqueue.store.probes import Record
+from kqueue.store.reports.overview import Records
 from kqueue.store.workers import LiveWorker
 
 _ID = "8e8ff5a3-0d57-44d6-b3a5-6d9d0f6a2b11"
@@ -122,12 +123,6 @@ class Verdicts(_Shape):
     """Requested ids without an evaluation."""
 
 
-class CallbackSecret(_Shape):
-    """The secret that signs the callbacks of an owner, for HMAC-SHA256."""
-
-    secret: str
-
-
 class Cancelled(_Shape):
     """The result of a cancellation. `cancelled` is false if the evaluation already had its verdict."""
 
@@ -219,10 +214,10 @@ def lanes_of(view: View) -> dict[str, Lane]:
     }
 
 
-class Fleet(_Shape):
+@dataclass(frozen=True, slots=True)
+class Fleet(Records):
     """The state of the fleet, about one second old, and the results of the last day's probes."""
 
     lanes: dict[str, Lane]
     workers: Sequence[LiveWorker]
     gpus: list[GpuStatus]
-    probes: Record

@@ -17,8 +17,8 @@ from kqueue.categories import CATEGORIES
 from kqueue.client.transport import Accepted
 from kqueue.contract import Precision
 from kqueue.errors import IdempotencyConflict, InvalidRequest
-from kqueue.http import callbacks, cursors, events, failures, readings, shapes
-from kqueue.http.auth import Reader, Sharer, Submitter, WholeSubmitter
+from kqueue.http import cursors, events, failures, readings, shapes
+from kqueue.http.auth import Reader, Sharer, Submitter
 from kqueue.http.devices import CurrentFleet
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, CurrentGateway
@@ -265,17 +265,6 @@ async def batch(batch: events.BatchName, _: Reader, gateway: CurrentGateway) -> 
     return state
 
 
-@router.get("/callbacks/secret", responses=failures.documented(404))
-async def callback_secret(caller: WholeSubmitter, gateway: CurrentGateway) -> shapes.CallbackSecret:
-    """Return the secret that signs the callbacks of the caller's owner."""
-    secret = gateway.config.callback_secret
-    if secret is None:
-        raise HttpError(
-            404, "this server sends no callbacks: start it with KQUEUE_CALLBACK_SECRET", code="no_callbacks"
-        )
-    return shapes.CallbackSecret(secret=callbacks.secret_of(secret.get_secret_value(), caller.owner))
-
-
 @router.get("/categories")
 async def categories(_: Reader) -> shapes.Categories:
     """Return the table of categories, with the blame of each."""
@@ -358,7 +347,7 @@ async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
         lanes=shapes.lanes_of(view),
         workers=view.workers,
         gpus=[device.gpu for device in view.devices],
-        probes=view.probes,
+        **view.records,
     )
 
 

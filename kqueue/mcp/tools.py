@@ -177,8 +177,8 @@ async def sanitize(
     """
     caller = caller_of(call)
     request, earlier = await evaluations.judged_once(caller, evaluation_id, "sanitize", priority)
-    requests = examinations.sanitizing(request, tools or list(Sanitizer), earlier.category, whole=whole)
-    return await _examined(call, caller, requests, timeout_s)
+    requests = examinations.sanitizing(request, tools or list(Sanitizer), whole=whole)
+    return await _examined(call, caller, requests, earlier.category, timeout_s)
 
 
 @with_advice
@@ -195,7 +195,7 @@ async def profile(
         return await _report(call, caller, evaluation_id, 0.0, request.kernel)
     # The problem's name suffices for a token that can only name stored problems.
     stored = request.model_copy(update={"problem": request.problem_name})
-    return await _examined(call, caller, examinations.profiling(stored), timeout_s)
+    return await _examined(call, caller, examinations.profiling(stored), earlier.category, timeout_s)
 
 
 @with_advice
@@ -349,21 +349,18 @@ async def _report(
     return result(text, Reported.of(verdict, report=text))
 
 
-async def _examined(call: Call, caller: Caller, requests: examinations.Requests, timeout_s: float) -> CallToolResult:
-    """Submit the requests of an examination one after another, and return the report on the last one."""
-    began = time.monotonic()
-    request = next(requests)
-    while True:
+async def _examined(
+    call: Call, caller: Caller, requests: Iterable[Request], known: Category, timeout_s: float
+) -> CallToolResult:
+    """Submit requests one after another until one has the known category, and return the report on the last one."""
+    until, identity, kernel = time.monotonic() + timeout_s, UUID(int=0), ""
+    for request in requests:
         [identity] = await evaluations.submit(caller, [request])
-        left_s = max(0.0, began + timeout_s - time.monotonic())
+        left_s, kernel = max(0.0, until - time.monotonic()), request.kernel
         verdict = (await evaluations.verdicts(call, caller, [identity], left_s)).get(identity)
-        if verdict is not None:
-            try:
-                request = requests.send(verdict)
-                continue
-            except StopIteration:
-                pass
-        return await _report(call, caller, identity, 0.0, request.kernel)
+        if verdict is None or (verdict.judged and verdict.category is known):
+            break
+    return await _report(call, caller, identity, 0.0, kernel)
 
 
 def _table(lines: Iterable[str], what: str, more: str, rows: Rows) -> CallToolResult:

@@ -251,7 +251,7 @@ class Evaluation(Base):
     reuse: Mapped[bool] = mapped_column(server_default=text("false"))
     """True if the verdict of an equal evaluation is accepted."""
     probe: Mapped[bool] = mapped_column(server_default=text("false"))
-    """True for a probe, which the fleet submits to test its judge (:mod:`kqueue.store.probes`)."""
+    """True for a probe, which the fleet submits to test its judge (:mod:`kqueue.features.probes`)."""
     traceparent: Mapped[str | None]
     """The producer's span in the format of W3C's trace context. Null if the producer named none."""
     session: Mapped[str | None] = _agents_session()

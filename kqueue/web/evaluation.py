@@ -154,14 +154,14 @@ async def sanitize(actor: Actor, gateway: CurrentGateway, evaluation_id: UUID) -
     """Run the kernel under all tools of compute-sanitizer, with the problem's own sizes."""
     tools = list(contract.Sanitizer)
     return await _judge_again(
-        gateway, actor, evaluation_id, lambda again: next(examinations.sanitizing(again, tools, whole=True))
+        gateway, actor, evaluation_id, lambda again: examinations.sanitizing(again, tools, whole=True)[0]
     )
 
 
 @router.post("/evaluations/{evaluation_id}/profile")
 async def profile(actor: Actor, gateway: CurrentGateway, evaluation_id: UUID) -> Response:
     """Profile the kernel."""
-    return await _judge_again(gateway, actor, evaluation_id, lambda again: next(examinations.profiling(again)))
+    return await _judge_again(gateway, actor, evaluation_id, lambda again: examinations.profiling(again)[0])
 
 
 @router.get("/evaluations/{evaluation_id}/roofline.svg")

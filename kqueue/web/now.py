@@ -23,7 +23,6 @@ from kqueue.http.shapes import lanes_of
 from kqueue.states import EvaluationState, Trials
 from kqueue.store import engine as store
 from kqueue.store import reports, tokens
-from kqueue.store.probes import MOST_SUSPECT
 from kqueue.store.reports import Crowd, Listed, Oldest, Waiting
 from kqueue.web import present
 from kqueue.web.live import live
@@ -113,8 +112,7 @@ async def _fields(request: Request) -> dict[str, Any]:
         "lanes": dict(islice(lanes_of(view).items(), _MOST)),
         "cards": _cards(view, glance),
         "workers": [(worker, glance.running.get(worker.busy_with)) for worker in view.workers],
-        "probes": view.probes,
-        "most_doubted": MOST_SUSPECT,
+        "records": view.records,
         "glance": glance,
         "total": sum(glance.categories.values()),
         "most": max(*glance.minutes, 1),

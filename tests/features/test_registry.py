@@ -9,6 +9,7 @@ import pytest
 from tests.installing import install, run
 
 SOURCE = """
+from dataclasses import dataclass
 from fastapi import APIRouter
 from kqueue.registry import Command, Feature
 
@@ -22,6 +23,10 @@ def greet() -> None:
     "Greet."
     print("hello")
 
+@dataclass(frozen=True)
+class Seen:
+    doors: int
+
 class Methods:
     def wink(self) -> str:
         return "wink"
@@ -29,6 +34,7 @@ class Methods:
 MINE = Feature(
     name="mine", commands=(Command("greet", "third:greet", "wait"), Command("show", "third:greet", "judge")),
     router="third:router", client="third:Methods", names={"greet": "third"}, trials=("mine-",), formats=("third",),
+    record="third:Seen",
 )
 """
 PROGRAM = """
@@ -44,7 +50,9 @@ root = typer.main.get_command(app)
 names = root.list_commands(None)
 assert names[names.index("wait") + 1] == "greet", names
 assert root.get_command(None, "show").help.startswith("Show one evaluation."), "a feature replaced a command"
-assert "/v1/mine" in create_app(load(database_url="postgresql+psycopg://nowhere/none")).openapi()["paths"]
+api = create_app(load(database_url="postgresql+psycopg://nowhere/none")).openapi()
+assert "/v1/mine" in api["paths"]
+assert {"mine", "probes", "workers"} <= {*api["components"]["schemas"]["Fleet"]["properties"]}
 assert kqueue.Client.wink(None) == "wink"
 assert formats.recognise(Path("a.mine")) == "mine"
 assert kqueue.greet.__module__ == "third"
@@ -53,10 +61,17 @@ root(["greet"])
 
 
 def test_another_package_adds_a_feature(tmp_path: Path) -> None:
-    """Its command, route, method, name and format follow from its description. It cannot replace a command."""
+    """Its command, route, method, name, format and record follow from its description. It replaces no command."""
     install(tmp_path, "mine", "third:MINE", SOURCE, group="kqueue.features")
     done = run(tmp_path, PROGRAM)
     assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
+
+
+def test_the_house_works_without_features(tmp_path: Path) -> None:
+    """A supervisor and its sweep load, and the state of the fleet has the house's fields only."""
+    program = "import kqueue.registry as r; r.features = dict; import kqueue.sweeper, workers.fleet\n"
+    program += "from kqueue.store.reports.overview import FleetState; print(FleetState([], []))"
+    assert run(tmp_path, program).stdout == "FleetState(workers=[], gpus=[])\n"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, text
 
 from kqueue import broker
 from kqueue.categories import Category
-from kqueue.config import Config
+from kqueue.config import Config, load
 from kqueue.contract import Request
 from kqueue.evidence import Evidence
 from kqueue.store import baselines, evaluations, workers
@@ -104,9 +104,9 @@ def test_the_sweeper_prunes_in_bites(engine: Engine, config: Config, judged) -> 
         with app.connection_for_read() as connection:
             client = connection.default_channel.client
             assert client.ttl("kqueue.sweeper.prune") > 0
-            assert not sweep(engine, app, retry_delay_s=1, retention_days=7).pruned
+            assert not sweep(engine, app, retry_delay_s=1, config=load(retention_days=7)).pruned
             client.delete("kqueue.sweeper.prune")
-        assert sweep(engine, app, retry_delay_s=1, retention_days=7).pruned.evaluations == 1
+        assert sweep(engine, app, retry_delay_s=1, config=load(retention_days=7)).pruned.evaluations == 1
 
 
 def test_a_sweeper_that_may_not_remove_does_the_rest(
@@ -127,7 +127,7 @@ def test_a_sweeper_that_may_not_remove_does_the_rest(
         )
     with broker.make_app(config) as app:
         for _ in range(2):
-            report = sweep(engine, app, retry_delay_s=1, retention_days=7)
+            report = sweep(engine, app, retry_delay_s=1, config=load(retention_days=7))
             assert report.swept
             assert not report.pruned
             with app.connection_for_write() as connection:

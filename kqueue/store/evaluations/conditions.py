@@ -22,8 +22,8 @@ OPEN: Final = Evaluation.state != literal_column(f"'{EvaluationState.DONE}'")
 EXPIRED: Final = and_(QUEUED, Evaluation.attempts == 0, func.coalesce(Evaluation.expires_at <= func.now(), false()))
 #: The same condition, with a second comparison that can use the index.
 EXPIRED_INDEXED: Final = and_(EXPIRED, Evaluation.expires_at <= func.now())
-#: Condition for an evaluation that a user requested. Probes (:mod:`kqueue.store.probes`) belong to the fleet: no report
-#: counts or lists them, and no producer pays for them.
+#: Condition for an evaluation that a user requested. Probes belong to the fleet: no report counts or lists them,
+#: and no producer pays for them.
 REAL: Final = Evaluation.probe.is_(False)
 
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from sqlalchemy import Date, Engine, Integer, cast, column, func, select, table
 from sqlalchemy.dialects.postgresql import distinct_on
 
 from kqueue.categories import Blame, Category
-from kqueue.store import gpus, probes, workers
+from kqueue.registry import by_feature
+from kqueue.store import gpus, workers
 from kqueue.store.engine import FLEET, acting, transaction, viewer
 from kqueue.store.evaluations import QUEUED, REAL, existing, no_trial
 from kqueue.store.gpus import GpuStatus
 from kqueue.store.models import Evaluation, Summary, Verdict
-from kqueue.store.probes import Record
 from kqueue.store.sql import fetch
 from kqueue.store.workers import LiveWorker
 
@@ -51,25 +51,37 @@ class Use:
     share: float
 
 
+#: The records of features in the state of the fleet, by the name of their field, which is the feature's.
+_RECORDS: Final = by_feature("record")
+if TYPE_CHECKING:
+    Records = object
+else:
+    Records = make_dataclass("Records", _RECORDS.items(), kw_only=True, frozen=True, slots=True)
+
+
 @dataclass(frozen=True, slots=True)
-class FleetState:
-    """The live workers and the GPUs of a fleet, and the last day's probes."""
+class FleetState(Records):
+    """The live workers and the GPUs of a fleet, and features' records of the last day."""
 
     workers: list[LiveWorker]
     gpus: list[GpuStatus]
-    probes: Record
+
+    @property
+    def records(self) -> dict[str, Any]:
+        """Features' records by feature."""
+        return {name: getattr(self, name) for name in _RECORDS}
 
 
 def fleet(engine: Engine, *, within_s: float) -> FleetState:
-    """Return workers, GPUs and the last day's probes, without evaluations that the caller cannot read.
+    """Return workers, GPUs and the last day's records, without evaluations that the caller cannot read.
 
     The workers are those with a heartbeat within the last ``within_s`` seconds.
     """
     with acting(FLEET):
         live, known = workers.live(engine, within_s=within_s), gpus.find(engine)
-        probed = probes.record(engine, live_s=within_s)
+        records = {name: record.read(engine, live_s=within_s) for name, record in _RECORDS.items()}
     unseen = unreadable(engine, live, known)
-    return FleetState([one.hiding(unseen) for one in live], [one.hiding(unseen) for one in known], probed)
+    return FleetState([one.hiding(unseen) for one in live], [one.hiding(unseen) for one in known], **records)
 
 
 def unreadable(engine: Engine, live: Iterable[LiveWorker], known: Iterable[GpuStatus]) -> set[UUID]:

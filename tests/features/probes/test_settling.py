@@ -13,8 +13,9 @@ from sqlalchemy import Engine
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Request
+from kqueue.features.probes import fleet as probes
 from kqueue.states import Finding, GpuState, ProbeKind
-from kqueue.store import evaluations, gpus, probes, reports, retention, workers
+from kqueue.store import evaluations, gpus, reports, retention, workers
 from tests.samples import ended, measurement, passed
 from tests.store.steps import change, count, finish, together
 
@@ -69,8 +70,7 @@ def test_they_come_among_the_work(engine: Engine, worker_id: UUID, work: Callabl
     [identity] = step(engine).submitted
     work(6)
     assert step(engine).submitted == ()
-    with engine.connect():
-        assert count(engine, "evaluations", f"probe AND id = '{identity}' AND lane = 'cpu'") == 1
+    assert count(engine, "evaluations", f"probe AND id = '{identity}' AND lane = 'cpu'") == 1
 
 
 def test_two_sweepers_submit_one(engine: Engine, worker_id: UUID, work: Callable[[int], list[UUID]]) -> None:
@@ -168,7 +168,7 @@ def test_a_lost_worker_shows_nothing(engine: Engine, worker_id: UUID, judge: Cal
     evaluations.cancel(engine, cancelled)
     assert [one.finding for one in step(engine, share=0).settled] == [Finding.VOID]
     assert probes.pauses(engine) == []
-    known = probes.record(engine, since=PAST, live_s=LIVE_S)
+    known = probes.Record.read(engine, live_s=LIVE_S)
     assert (known.judged, known.void, known.wrong) == (1, 7, 0)
 
 
@@ -233,7 +233,7 @@ def test_the_record_tells_what_clocks_were_off_by(engine: Engine, judge: Callabl
         runtime, baseline = (measurement(shortest).model_copy(update=times | more) for more in ({}, {"min_ms": 60.0}))
         judge(identity, passed(runtime=runtime, baseline=baseline))
         step(engine, share=0)
-    known = probes.record(engine, since=PAST, live_s=LIVE_S)
+    known = probes.Record.read(engine, live_s=LIVE_S)
     assert known.findings == {Finding.AGREED: 3}
     [clock] = known.clocks
     assert (clock.resource, clock.spins) == ("cpu", 3)

@@ -1,7 +1,7 @@
-"""Probes: scheduling, results and pauses. All times are by the database's clock.
+"""Probes on a fleet: scheduling, results and pauses. All times are by the database's clock.
 
-A sweeper calls :func:`step` every few seconds. It settles the probes that have verdicts, pauses the devices that judged
-wrongly, and submits the probes that are due. A device is a GPU, or all CPU slots of a host.
+A sweeper calls :func:`sweep` every few seconds, which settles the probes that have verdicts, pauses the devices that
+judged wrongly, and submits the probes that are due. A device is a GPU, or all CPU slots of a host.
 
 - A cheat that passed pauses its device at once, because it cannot be chance.
 - Any other wrong finding must be confirmed by further probes of the same kind on the lane: two of a device's last three
@@ -13,27 +13,36 @@ cannot be used.
 
 from __future__ import annotations
 
+import logging
 import random
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
 from uuid import UUID, uuid4
 
 from sqlalchemy import ColumnElement, Connection, Engine, Row, func, literal, literal_column, or_, select, text, update
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.exc import NoResultFound
 
-from kqueue import probes
-from kqueue.probes import Judgement
+from kqueue.contract import Request
+from kqueue.features.probes import drawing
+from kqueue.features.probes.drawing import Judgement
+from kqueue.figures import age
 from kqueue.states import Finding, ProbeKind
 from kqueue.store import clean, gpus
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import REAL, VERDICTS, to_verdict
 from kqueue.store.models import Attempt, Evaluation, Probe, ProbeLane, ProbePause, Verdict, Worker
 from kqueue.store.sql import any_text, read
+
+if TYPE_CHECKING:
+    from kqueue.config import Config
+    from kqueue.doctor import Result
+
+_log = logging.getLogger(__name__)
 
 #: After a period without a sweeper, evaluations that ended more than this many seconds ago do not count towards the
 #: next probe.
@@ -51,7 +60,7 @@ _RECENT: Final = timedelta(hours=6)
 #: Findings that are not evidence against the judge.
 _GOOD: Final = (Finding.AGREED, Finding.VOID)
 _REASON_CHARACTERS: Final = 300
-#: Default period of :func:`record`.
+#: Period of a :class:`Record`.
 _DAY: Final = timedelta(days=1)
 #: Maximum number of suspect verdicts that are counted for a pause. :func:`suspect_verdicts` lists all.
 MOST_SUSPECT: Final = 10_000
@@ -104,13 +113,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The actions of one :func:`step`.
-
-    Attributes:
-        settled: the probes whose verdicts were evaluated.
-        paused: the devices that were taken out of service.
-        submitted: the probes that were submitted. The sweeper sends their messages.
-    """
+    """The probes that one :func:`step` settled and submitted, and the devices that it paused."""
 
     settled: tuple[Settled, ...] = ()
     paused: tuple[Pause, ...] = ()
@@ -119,13 +122,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The timing errors of known-duration kernels on one kind of device.
+    """The timing errors of known-duration kernels on one kind of device, relative to the known duration.
 
     Attributes:
         resource: ``cpu`` or ``gpu``.
         spins: number of known-duration kernels.
-        bias: median error of the measured time, relative to the known duration.
-        worst: the error with the largest absolute value.
+        bias, worst: median error of the measured time, and the error with the largest absolute value.
     """
 
     resource: str
@@ -136,7 +138,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The results of probes over a period.
+    """The results of probes in the last day.
 
     Attributes:
         judged: number of probes with a finding.
@@ -147,8 +149,11 @@ class Record:
         places: number of devices that judged a probe.
         unmet: names of live workers that judged none.
         pauses: the devices that are out of service now.
+        cheats_accepted, honest_refused, wrong: number of cheats that passed, of honest kernels that did not, and of
+            probes with any wrong finding.
     """
 
+    most_doubted: ClassVar[int] = MOST_SUSPECT
     judged: int
     void: int
     cheats: int
@@ -159,21 +164,102 @@ class Record:
     places: int
     unmet: tuple[str, ...]
     pauses: tuple[Pause, ...]
+    cheats_accepted: int
+    honest_refused: int
+    wrong: int
 
-    @property
-    def cheats_accepted(self) -> int:
-        """Number of cheats that passed."""
-        return self.findings.get(Finding.CHEAT_ACCEPTED, 0)
+    @classmethod
+    def read(cls, engine: Engine, *, live_s: float) -> Self:
+        """Return the record. A worker counts as alive for ``live_s`` seconds without a heartbeat."""
+        with transaction(engine) as connection:
+            rows = connection.execute(select(*_SETTLED).where(Probe.settled_at >= func.now() - _DAY)).all()
+            live = connection.scalars(select(Worker.name).where(*_alive(live_s))).all()
+            paused = _pauses(connection, ProbePause.resumed_at.is_(None))
+        judged = [row for row in rows if row.finding != Finding.VOID]
+        findings, kinds = Counter(row.finding for row in judged), Counter(row.kind for row in judged)
+        biases: defaultdict[str, list[float]] = defaultdict(list)
+        for row in judged:
+            if row.bias is not None:
+                biases["cpu" if row.device == "cpu" else "gpu"].append(row.bias)
+        return cls(
+            judged=len(judged),
+            void=len(rows) - len(judged),
+            cheats=kinds[ProbeKind.CHEAT],
+            honest=kinds[ProbeKind.HONEST],
+            spins=kinds[ProbeKind.KNOWN_DURATION],
+            findings={finding: findings[finding] for finding in Finding if findings[finding]},
+            clocks=tuple(
+                Clock(of, len(by), statistics.median(by), max(by, key=abs)) for of, by in sorted(biases.items())
+            ),
+            places=len({(row.host, row.device) for row in judged}),
+            unmet=tuple(sorted(set(live) - {row.worker for row in judged})),
+            pauses=tuple(paused),
+            cheats_accepted=findings[Finding.CHEAT_ACCEPTED],
+            honest_refused=findings[Finding.HONEST_REFUSED],
+            wrong=sum(row.finding not in _GOOD for row in judged),
+        )
 
-    @property
-    def honest_refused(self) -> int:
-        """Number of honest kernels that did not pass."""
-        return self.findings.get(Finding.HONEST_REFUSED, 0)
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield the record as text, each line with its style."""
+        if self.judged:
+            line = (
+                f"the judge: {self.judged} probes in the last day: {self.cheats_accepted} of {self.cheats} cheats "
+                f"accepted, {self.honest_refused} of {self.honest + self.spins} honest kernels refused"
+            )
+            for one in self.clocks:
+                line += f", the {one.resource} clock {one.bias:+.1%} (at worst {one.worst:+.1%}, {one.spins} kernels)"
+            yield line, "yellow" if self.wrong else ""
+        for one in self.pauses:
+            line = f"{one.device} of {one.host} is paused by probes since {age(one.paused_at)}: {one.reason}"
+            yield f"{line}. {one.doubted} verdicts are in doubt (`kqueue probe doubted {one.id}`)", "bold red"
 
-    @property
-    def wrong(self) -> int:
-        """Number of probes with any wrong finding."""
-        return sum(number for finding, number in self.findings.items() if finding not in _GOOD)
+    def check(self, config: Config) -> Result:
+        """Return the doctor's check."""
+        from kqueue.doctor import Result, State
+
+        words = "; ".join(line for line, _ in self.lines())
+        if self.pauses:
+            fix = "see docs/gpu-health.md#probes. `kqueue probe pauses` lists them with the number of verdicts in doubt"
+            return Result(words, fix, State.FAIL)
+        if self.wrong:
+            fix = "see `kqueue probe list`. Further probes confirm a single wrong verdict before a device is paused"
+            return Result(words, fix)
+        off = "KQUEUE_PROBE_SHARE is 0 here" if config.probe_share == 0 else "none was judged within a day"
+        return Result(words) if self.judged else Result(off, state=State.INFO)
+
+    def gauges(self) -> Iterator[tuple[str, str, tuple[str, ...], dict[tuple[str, ...], float]]]:
+        """Yield the metrics: the name, the description, the labels, and the values by the labels' values."""
+        findings = {(one.value,): float(self.findings.get(one, 0)) for one in Finding if one is not Finding.VOID}
+        yield "probes_day", "Probes of the judge in the last day, by finding.", ("finding",), findings
+        bias: dict[tuple[str, ...], float] = {(one.resource,): one.bias for one in self.clocks}
+        words = "Median relative excess of the measured times of known-duration kernels in the last day."
+        yield "probe_clock_bias_ratio", words, ("device",), bias
+        paused, doubted = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
+        for one in self.pauses:
+            where = one.host, "cpu" if one.device == "cpu" else "gpu"
+            paused[where] += 1
+            doubted[where] += one.doubted
+        words = "Slots that are paused because probes were judged wrongly."
+        yield "probe_paused", words, ("host", "device"), {**paused}
+        words = "Verdicts of these slots since their last correctly judged probe."
+        yield "probe_suspect_verdicts", words, ("host", "device"), {**doubted}
+
+
+def sweep(engine: Engine, config: Config | None, *, live_s: float) -> bool:
+    """Do one :func:`step` and log the wrong verdicts. Return True if it submitted probes, none without settings."""
+    done = step(engine, share=0.0 if config is None else config.probe_share, live_s=live_s)
+    for pause in done.paused:
+        where = f"{pause.device} of {pause.host} is paused ({pause.id}), {pause.doubted} verdicts are in doubt"
+        _log.error("probes were judged wrongly: %s: %s", where, pause.reason)
+    for one in done.settled:
+        if one.finding not in _GOOD:
+            _log.warning("a probe was judged wrongly: %s: %s by %s", one.evaluation_id, one.words, one.worker)
+    return bool(done.submitted)
+
+
+def honest(lane: str) -> Request:
+    """Return the request of an honest kernel, which any correct judge passes."""
+    return drawing.draw(lane, ProbeKind.HONEST).request
 
 
 def step(engine: Engine, *, share: float, live_s: float) -> Step:
@@ -186,7 +272,7 @@ def step(engine: Engine, *, share: float, live_s: float) -> Step:
         connection.execute(_ALONE)
         settled = _settle(connection)
         paused = [_pause(connection, one) for one in _suspicions(connection) if one.is_sure]
-    done = Step(tuple(settled), tuple(pause for pause in paused if pause is not None))
+    done = Step(tuple(settled), tuple(filter(None, paused)))
     if share <= 0:
         return done
     with transaction(engine) as connection:
@@ -197,7 +283,7 @@ def step(engine: Engine, *, share: float, live_s: float) -> Step:
 def submit(engine: Engine, lane: str, kind: ProbeKind | None = None) -> UUID:
     """Submit a probe now, due or not, and return its evaluation. Without a ``kind`` it is random."""
     with transaction(engine) as connection:
-        return _write(connection, probes.draw(lane, kind), confirms=False)
+        return _write(connection, drawing.draw(lane, kind), confirms=False)
 
 
 def held(engine: Engine, host: str) -> str | None:
@@ -235,38 +321,6 @@ def listing(engine: Engine, *, since: datetime, limit: int) -> list[Settled]:
         return read(Settled, connection.execute(query.limit(limit)))
 
 
-def record(engine: Engine, *, live_s: float, since: datetime | None = None) -> Record:
-    """Return the results of probes since a time, or of the last day.
-
-    A worker counts as alive for ``live_s`` seconds without a heartbeat.
-    """
-    with transaction(engine) as connection:
-        begun = func.now() - _DAY if since is None else since
-        rows = connection.execute(select(*_SETTLED).where(Probe.settled_at >= begun)).all()
-        live = connection.scalars(select(Worker.name).where(*_alive(live_s))).all()
-        paused = _pauses(connection, ProbePause.resumed_at.is_(None))
-    judged = [row for row in rows if row.finding != Finding.VOID]
-    findings, kinds = Counter(row.finding for row in judged), Counter(row.kind for row in judged)
-    biases: defaultdict[str, list[float]] = defaultdict(list)
-    for row in judged:
-        if row.bias is not None:
-            biases["cpu" if row.device == "cpu" else "gpu"].append(row.bias)
-    return Record(
-        judged=len(judged),
-        void=len(rows) - len(judged),
-        cheats=kinds[ProbeKind.CHEAT],
-        honest=kinds[ProbeKind.HONEST],
-        spins=kinds[ProbeKind.KNOWN_DURATION],
-        findings={finding: findings[finding] for finding in Finding if findings[finding]},
-        clocks=tuple(
-            Clock(resource, len(of), statistics.median(of), max(of, key=abs)) for resource, of in sorted(biases.items())
-        ),
-        places=len({(row.host, row.device) for row in judged}),
-        unmet=tuple(sorted(set(live) - {row.worker for row in judged})),
-        pauses=tuple(paused),
-    )
-
-
 def _alive(live_s: float) -> tuple[ColumnElement[bool], ...]:
     return Worker.stopped_at.is_(None), Worker.heartbeat_at >= func.now() - timedelta(seconds=live_s)
 
@@ -302,21 +356,19 @@ def _settle(connection: Connection) -> list[Settled]:
 
 def _judgement(connection: Connection, row: Row[*tuple[Any, ...]]) -> Judgement:
     try:
-        verdict = to_verdict(
-            connection.execute(VERDICTS.where(Verdict.evaluation_id == row.evaluation_id)).mappings().one()
-        )
+        of = VERDICTS.where(Verdict.evaluation_id == row.evaluation_id)
+        verdict = to_verdict(connection.execute(of).mappings().one())
     except (NoResultFound, ValueError):  # a verdict of another version must not stop the sweep
         return Judgement(Finding.VOID, "the evaluation was removed, or its verdict cannot be read")
     if row.worker is None:
         return Judgement(Finding.VOID, f"{verdict.category}: no worker judged it")
-    return probes.judge(verdict, kind=ProbeKind(row.kind), duration_ms=row.spin_ms)
+    return drawing.judge(verdict, kind=ProbeKind(row.kind), duration_ms=row.spin_ms)
 
 
 # Pauses ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Suspicion:
+class _Suspicion(NamedTuple):
     """The wrong ones among the last probes of a kind on a device, the latest first. There is at least one.
 
     ``is_sure`` is True if chance is ruled out, and ``is_open`` if one more probe could rule it out.
@@ -438,10 +490,10 @@ def _submit_due(connection: Connection, share: float, live_s: float) -> tuple[UU
     connection.execute(_COUNT, {"counted_s": _COUNTED_S, "lanes": list(free)})
     busy = set(connection.scalars(select(Probe.lane).where(Probe.settled_at.is_(None)).distinct()))
     confirming = {lane: kind for lane, kind in _wanted(connection, free).items() if lane not in busy}
-    submitted = [_write(connection, probes.draw(lane, kind), confirms=True) for lane, kind in confirming.items()]
+    submitted = [_write(connection, drawing.draw(lane, kind), confirms=True) for lane, kind in confirming.items()]
     mine = (ProbeLane.lane == any_text(free.keys() - busy - confirming.keys()), ProbeLane.ended >= ProbeLane.due_after)
     for lane in connection.scalars(select(ProbeLane.lane).where(*mine).order_by(ProbeLane.lane)).all():
-        submitted.append(_write(connection, probes.draw(lane), confirms=False))
+        submitted.append(_write(connection, drawing.draw(lane), confirms=False))
         reset = update(ProbeLane).where(ProbeLane.lane == lane)
         connection.execute(reset.values(ended=0.0, due_after=_interval(share)))
     return tuple(submitted)
@@ -473,7 +525,7 @@ def _wanted(connection: Connection, free: dict[str, int]) -> dict[str, ProbeKind
     return wanted
 
 
-def _write(connection: Connection, probe: probes.Probe, *, confirms: bool) -> UUID:
+def _write(connection: Connection, probe: drawing.Probe, *, confirms: bool) -> UUID:
     identity, request = uuid4(), probe.request
     # A function of the database writes the probe, because sweepers lack the right to write sources and evaluations.
     fields = request.model_dump(

@@ -26,13 +26,8 @@ _WEIGHTS: Final = {ProbeKind.CHEAT: 2, ProbeKind.HONEST: 1, ProbeKind.KNOWN_DURA
 _FOUND_OUT: Final = frozenset({Category.WRONG_VALUES, Category.NONDETERMINISTIC})
 #: Categories of a shortage of time or memory, which a busy host can cause for any kernel.
 _SHORTAGES: Final = frozenset(
-    {
-        Category.TIMEOUT,
-        Category.COMPILE_TIMEOUT,
-        Category.HOST_OUT_OF_MEMORY,
-        Category.GPU_OUT_OF_MEMORY,
-        Category.OUTPUT_LIMIT,
-    }
+    {Category.TIMEOUT, Category.COMPILE_TIMEOUT, Category.HOST_OUT_OF_MEMORY, Category.GPU_OUT_OF_MEMORY}
+    | {Category.OUTPUT_LIMIT}
 )
 #: Seconds after which a probe that no worker began expires.
 _WAIT_S: Final = 900.0
@@ -54,12 +49,7 @@ _DURATION_CALLS: Final = 15
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """An evaluation to submit, with its expected outcome.
-
-    Attributes:
-        idea: name of the kernel within its kind.
-        duration_ms: known duration of ``forward`` in milliseconds, or None for another kind.
-    """
+    """An evaluation to submit, with its kernel's name within its kind, and the known duration of ``forward`` if any."""
 
     kind: ProbeKind
     idea: str
@@ -69,12 +59,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The result of a probe.
-
-    Attributes:
-        words: one line that explains it.
-        bias: relative difference between the judged time and the known duration, or None if there is none.
-    """
+    """The result of a probe in one line of words. ``bias`` is the relative error of the judged time, if known."""
 
     finding: Finding
     words: str
@@ -248,10 +233,8 @@ def _judge_clock(verdict: Verdict, duration_ms: float) -> Judgement:
     if other is not None and (taken.basis, other.basis) == ("cpu_clock", "cpu_clock"):
         ratio = (other.min_ms + other.null_ms) / (taken.min_ms + taken.null_ms)
         if not _CPU_RATIO[0] <= ratio <= _CPU_RATIO[1]:
-            message = (
-                f"{summary}, and its reference with {_LONGER:.0f} times the duration at {ratio:.2f} times the time"
-            )
-            return Judgement(Finding.CLOCK_UNEVEN, message, bias)
+            summary += f", and its reference with {_LONGER:.0f} times the duration at {ratio:.2f} times the time"
+            return Judgement(Finding.CLOCK_UNEVEN, summary, bias)
     return Judgement(Finding.AGREED, summary, bias)
 
 

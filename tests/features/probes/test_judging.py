@@ -8,10 +8,10 @@ from uuid import uuid4
 
 import pytest
 
-from kqueue import probes
 from kqueue.categories import Category
 from kqueue.contract import Verdict
 from kqueue.evidence import Measurement
+from kqueue.features.probes import drawing
 from kqueue.states import Finding, ProbeKind
 from tests.samples import ended, measurement, passed
 
@@ -28,7 +28,7 @@ def verdict(category: Category = Category.PASSED, **times: Measurement | None) -
 
 
 def finding(kind: ProbeKind, known: Verdict, duration_ms: float | None = None) -> Finding:
-    return probes.judge(known, kind=kind, duration_ms=duration_ms).finding
+    return drawing.judge(known, kind=kind, duration_ms=duration_ms).finding
 
 
 def taken(shortest_ms: float, median_ms: float = 25.0, basis: str = "cpu_clock", null_ms: float = 0.1) -> Measurement:
@@ -41,7 +41,7 @@ def taken(shortest_ms: float, median_ms: float = 25.0, basis: str = "cpu_clock",
 @pytest.mark.parametrize("kind", ProbeKind)
 def test_what_is_drawn_can_be_asked_for(lane: str, kind: ProbeKind) -> None:
     """Each probe is Python source, new each time, never reused, and of the requested kind."""
-    drawn = [probes.draw(lane, kind) for _ in range(30)]
+    drawn = [drawing.draw(lane, kind) for _ in range(30)]
     assert {probe.kind for probe in drawn} == {kind}
     for probe in drawn:
         compile(probe.request.problem, "problem", "exec")
@@ -55,9 +55,9 @@ def test_what_is_drawn_can_be_asked_for(lane: str, kind: ProbeKind) -> None:
 
 
 def test_all_kinds_and_ideas_are_drawn() -> None:
-    drawn = [probes.draw("cpu") for _ in range(600)]
+    drawn = [drawing.draw("cpu") for _ in range(600)]
     assert {probe.kind for probe in drawn} == set(ProbeKind)
-    assert {probe.idea for probe in drawn if probe.kind is ProbeKind.CHEAT} == set(probes._CHEATS)
+    assert {probe.idea for probe in drawn if probe.kind is ProbeKind.CHEAT} == set(drawing._CHEATS)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_clock_of_a_cpu_has_wide_bounds(
 )  # fmt: skip
 def test_a_clock_of_a_gpu_has_narrow_bounds(median_ms: float, shows: Finding) -> None:
     times = {"runtime": taken(median_ms, median_ms, "gpu_clock"), "baseline": taken(0.01, 0.01, "gpu_clock")}
-    known = probes.judge(verdict(**times), kind=ProbeKind.KNOWN_DURATION, duration_ms=2.0)
+    known = drawing.judge(verdict(**times), kind=ProbeKind.KNOWN_DURATION, duration_ms=2.0)
     assert known.finding is shows
     assert known.bias == pytest.approx(median_ms / 2.0 - 1)
 

@@ -12,9 +12,11 @@ from sqlalchemy import text
 
 from kqueue.categories import Category
 from kqueue.contract import Settings
+from kqueue.features.probes import fleet as probes
 from kqueue.states import Finding, ProbeKind
-from kqueue.store import evaluations, probes
+from kqueue.store import evaluations
 from tests.cli.command import Cli
+from tests.fleet.fixtures import *  # noqa: F403
 from tests.fleet.told import Fleet, Services
 from tests.samples import RELU, RELU_KERNEL
 

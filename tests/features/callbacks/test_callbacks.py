@@ -19,9 +19,10 @@ from sqlalchemy import Engine, text
 
 from kqueue import Client, InvalidRequest, Request
 from kqueue.config import Config, networks
-from kqueue.http import callbacks as sender
+from kqueue.features.callbacks import sending
 from kqueue.store import callbacks, evaluations
 from kqueue.store.engine import FLEET, Viewer, acting
+from tests.http.fixtures import *  # noqa: F403
 from tests.http.standin import Served
 from tests.samples import request_fields
 from tests.waiting import until
@@ -81,8 +82,8 @@ def calling(
     serve: Callable[..., Served], config: Config, worker_id: UUID, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Served]:
     """Return a function that starts a server which sends callbacks to loopback, quickly."""
-    monkeypatch.setattr(callbacks, "RETRY_S", 0.05)
-    monkeypatch.setattr(sender, "_EVERY_S", 0.05)
+    monkeypatch.setattr(sending, "RETRY_S", 0.05)
+    monkeypatch.setattr(sending, "_EVERY_S", 0.05)
 
     def start(networks: str = "127.0.0.0/8") -> Served:
         given = {"callback_secret": SECRET, "callback_networks": networks}
@@ -122,13 +123,9 @@ def test_a_verdict_is_sent_signed(calling, receiver: Receiver, token, judge, eng
     assert given["KQueue-Signature"] == f"sha256={mac.hexdigest()}"
     assert abs(time.time() - int(stamp)) < 600
     sent = json.loads(first)
-    assert (sent["event"], sent["evaluation"]["evaluation_id"], sent["evaluation"]["passed"]) == (
-        "evaluation",
-        identity,
-        True,
-    )
-    assert "log" not in sent["evaluation"]
-    assert sender.secret_of(SECRET, "eve") != secret != SECRET
+    one = sent["evaluation"]
+    assert (sent["event"], one["evaluation_id"], one["passed"], "log" in one) == ("evaluation", identity, True, False)
+    assert sending.secret_of(SECRET, "eve") != secret != SECRET
 
 
 def test_an_agent_s_session_calls_for_its_own_work_only(calling, receiver: Receiver, token) -> None:
@@ -171,7 +168,7 @@ def test_cancelled_and_reused_verdicts_and_batches(calling, receiver: Receiver, 
 
 def test_attempts_end(calling, receiver: Receiver, config: Config, judge, engine: Engine, monkeypatch) -> None:
     """A redirect is not followed, an attempt has a deadline, and after the last attempt none follows."""
-    monkeypatch.setattr(callbacks, "ATTEMPTS", 2)
+    monkeypatch.setattr(sending, "ATTEMPTS", 2)
     with Client(config) as client:
         tickets = {
             path: client.submit(request(number, callback_url=receiver.url(path)))
@@ -189,7 +186,7 @@ def test_attempts_end(calling, receiver: Receiver, config: Config, judge, engine
             until(lambda paths=paths: all(map(ended, paths)), what="the last attempts")
             until(lambda: receiver.bodies("/302")[1:] and receiver.bodies("/500")[1:], what="the last calls")
             # Only a receiver that hangs can have a short deadline.
-            monkeypatch.setattr(sender, "_ATTEMPT_S", 0.3)
+            monkeypatch.setattr(sending, "_ATTEMPT_S", 0.3)
     errors = {path: state_of(engine, ticket.evaluation_id).error for path, ticket in tickets.items()}
     assert errors["/302"] == "the receiver answered with 302"
     assert errors["/hang"] == "the receiver did not answer within 0.3 s"
@@ -206,9 +203,9 @@ def test_addresses(calling, receiver: Receiver, config: Config, judge, engine: E
         *("::7f00:1", "fec0::1", "64:ff9b:1::1", "2001:0:1::1", "::ffff:0:a00:1", "0.1.2.3", "255.255.255.255"),
         "224.0.0.1",
     ):
-        assert not sender.is_allowed(refused, networks("10.1.0.0/16")), refused
+        assert not sending.is_allowed(refused, networks("10.1.0.0/16")), refused
     for allowed in ("1.1.1.1", "2606:4700::1111", "10.1.2.3", "::ffff:10.1.2.3"):
-        assert sender.is_allowed(allowed, networks("192.0.2.0/24, 10.1.0.0/16")), allowed
+        assert sending.is_allowed(allowed, networks("192.0.2.0/24, 10.1.0.0/16")), allowed
     calling(networks="")
     named = receiver.url("/named").replace("127.0.0.1", "localhost")
     decimal = receiver.url("/decimal").replace("127.0.0.1", "2130706433")
@@ -227,13 +224,13 @@ def test_addresses(calling, receiver: Receiver, config: Config, judge, engine: E
 def test_the_name_is_resolved_once(calling, receiver: Receiver, config: Config, judge, engine, monkeypatch) -> None:
     """The connection goes to the checked address, so a name server that changes its answer gains nothing."""
     looked: list[str] = []
-    real = sender.socket.getaddrinfo
+    real = sending.socket.getaddrinfo
 
     def look(host: str, *more: Any, **named: Any) -> Any:
         looked.append(host)
         return real("127.0.0.1" if host == "rebinding.test" else host, *more, **named)
 
-    monkeypatch.setattr(sender.socket, "getaddrinfo", look)
+    monkeypatch.setattr(sending.socket, "getaddrinfo", look)
     calling()
     with Client(config) as client:
         url = receiver.url("/once").replace("127.0.0.1", "rebinding.test")
@@ -252,26 +249,26 @@ def test_a_claim_that_its_server_lost(config: Config, judge, engine: Engine, wor
         [hers] = evaluations.submit(engine, [request(20, callback_url="https://b.test/")])
     for identity in (*(ticket.evaluation_id for ticket in mine), hers.evaluation_id):
         judge(identity)
-    due = callbacks.claim(engine)
+    due = sending.claim(engine)
     assert sorted(one.owner for one in due) == ["ada", *["local"] * 8]
-    assert len(callbacks.claim(engine)) == 4
-    assert callbacks.claim(engine) == []
+    assert len(sending.claim(engine)) == 4
+    assert sending.claim(engine) == []
     with engine.begin() as connection:
         connection.execute(text("UPDATE callbacks SET next_at = next_at - interval '61 s'"))
-    again = callbacks.claim(engine)
+    again = sending.claim(engine)
     assert {one.attempts for one in again} == {2}
-    callbacks.settle(engine, due[0], None)  # late
+    sending.settle(engine, due[0], None)  # late
     assert all(state_of(engine, one.evaluation_id or UUID(int=0)).delivered_at is None for one in again)
     later = text("UPDATE callbacks SET next_at = next_at - interval '61 s'")
-    while claimed := callbacks.claim(engine):
+    while claimed := sending.claim(engine):
         with engine.begin() as connection:
             connection.execute(later)
         last = claimed[0].attempts
-    assert last == callbacks.ATTEMPTS  # even if no server ever settles one
+    assert last == sending.ATTEMPTS  # even if no server ever settles one
     with acting(Viewer("ada", held=True)):
         assert callbacks.states(engine, evaluation_id=mine[0].evaluation_id) == ()
     with acting(FLEET):
-        assert sender.content(engine, due[0]) is not None
+        assert sending.content(engine, due[0]) is not None
 
 
 def test_the_host_of_a_url(config: Config, engine: Engine, worker_id: UUID) -> None:
