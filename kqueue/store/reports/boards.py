@@ -26,6 +26,7 @@ from sqlalchemy.sql.selectable import Subquery
 from kqueue.contract import RULES
 from kqueue.errors import UnknownEvaluation
 from kqueue.evidence import Profile
+from kqueue.filters import Filters
 from kqueue.states import Purpose
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM, REAL, REAL_PROBLEM, no_trial
@@ -42,7 +43,7 @@ from kqueue.store.models import (
     Verdict,
 )
 from kqueue.store.reports.curves import MEASURED, medians_of
-from kqueue.store.reports.listing import INTERVAL, Filters, conditions, number
+from kqueue.store.reports.listing import INTERVAL, conditions, number
 from kqueue.store.sql import columns, fetch
 
 #: The columns that identify measurements of the same kernel for the same problem.
