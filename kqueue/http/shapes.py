@@ -171,7 +171,7 @@ class Categories(_Shape):
 class Leaderboard(_Shape):
     """The fastest passed kernel of each problem, precision and device model, the largest speedup first."""
 
-    best: list[reports.Best]
+    best: list[reports.Placed]
 
 
 class Problems(_Shape):

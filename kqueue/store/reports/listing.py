@@ -1,14 +1,14 @@
-"""Lists of evaluations, and the fastest kernels."""
+"""Lists of evaluations."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Unpack
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Double, Engine, cast, column, func, literal, or_, select, table, true, tuple_
+from sqlalchemy import ColumnElement, Double, Engine, cast, func, literal, or_, select, true, tuple_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from kqueue.categories import Blame, Category
@@ -59,32 +59,6 @@ class Listed:
     """The evaluation whose verdict was reused. None for one that was judged itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Best:
-    """The fastest kernel for a problem in a precision on a device model: its median measurement. Times are in ms.
-
-    Attributes:
-        speedup_low, speedup_high: 95 % interval of the speedup. None if unknown.
-        measured: the number of its valid measurements.
-    """
-
-    problem_hash: str
-    problem_label: str | None
-    precision: str
-    device: str | None
-    kernel_hash: str
-    kernel_label: str | None
-    backend: str
-    runtime_ms: float
-    baseline_ms: float | None
-    speedup: float | None
-    evaluation_id: UUID
-    finished_at: datetime
-    speedup_low: float | None
-    speedup_high: float | None
-    measured: int
-
-
 def number(measurement: Any, name: str) -> ColumnElement[Any]:
     """Return a number of a measurement."""
     return cast(measurement[name].astext, Double)
@@ -114,7 +88,6 @@ LISTED: Final = (
 _Text = ColumnElement[Any] | InstrumentedAttribute[Any]
 #: Condition on the time of the verdict, which lets its index give the order.
 _FINISHED: Final = Verdict.finished_at.is_not(None)
-_BEST: Final = table("best_verdicts", *(column(field.name) for field in fields(Best)))
 
 
 def results(
@@ -193,34 +166,6 @@ def unfinished(engine: Engine, *, before: datetime | None = None, **filters: Unp
     query = each.where(*wanted)
     with transaction(engine) as connection:
         return list(connection.scalars(query.order_by(Evaluation.submitted_at, Evaluation.id)))
-
-
-def best(
-    engine: Engine,
-    *,
-    problem: str | None = None,
-    precision: str | None = None,
-    device: str | None = None,
-    limit: int = 100,
-) -> list[Best]:
-    """Return the rows of the view ``best_verdicts``, the largest speedup first.
-
-    ``problem`` is a label or a prefix of a hash, and ``device`` a part of a device model's name.
-    """
-    wanted: list[ColumnElement[bool]] = []
-    columns = _BEST.c
-    if problem is not None:
-        # The best evaluation can have named the problem by its hash only.
-        same = select(Evaluation.problem_hash).where(
-            _is_named(problem, Evaluation.problem_label, Evaluation.problem_hash)
-        )
-        wanted.append(columns.problem_hash.in_(same))
-    if precision is not None:
-        wanted.append(columns.precision == precision)
-    if device is not None:
-        wanted.append(columns.device.icontains(device, autoescape=True))
-    order = (columns.speedup.desc().nulls_last(), columns.problem_hash, columns.precision, columns.device)
-    return fetch(engine, Best, select(_BEST).where(*wanted).order_by(*order).limit(limit))
 
 
 def conditions(filters: Filters) -> list[ColumnElement[bool]]:
