@@ -73,7 +73,7 @@ def results(
     emit(first(listed_rows, limit), table(_FINISHED if done else _OPEN, empty=empty), as_json=as_json)
 
 
-_NAMES: Final[Columns[Listed]] = {
+_NAMES: Final[Columns[Listed | Placed]] = {
     "problem": lambda listed: listed.problem_label or listed.problem_hash[:12],
     "kernel": lambda listed: listed.kernel_label or listed.kernel_hash[:12],
     "backend": lambda listed: listed.backend,
@@ -105,9 +105,7 @@ _FINISHED: Final[Columns[Listed]] = {
 #: Columns of ranked kernels.
 _RANKED: Final[Columns[Placed]] = {
     "id": lambda placed: str(placed.evaluation_id)[:8],
-    "problem": lambda placed: placed.problem_label or placed.problem_hash[:12],
-    "kernel": lambda placed: placed.kernel_label or placed.kernel_hash[:12],
-    "backend": lambda placed: placed.backend,
+    **_NAMES,
     "speedup": lambda placed: _speedup(placed),
     "measured": lambda placed: placed.measured,
     "runtime ms": lambda placed: milliseconds(placed.runtime_ms),

@@ -20,10 +20,9 @@ from kqueue.store.reports.counts import (
     state_of,
     states,
 )
-from kqueue.store.reports.courses import Course, Try, courses
 from kqueue.store.reports.curves import FastP, Point, best_so_far, fast_p
 from kqueue.store.reports.detail import AttemptDetail, Detail, Evaluation, resolve_id, show
-from kqueue.store.reports.ended import Ended, ended, finished, now
+from kqueue.store.reports.ended import Course, Ended, Try, courses, ended, finished, now
 from kqueue.store.reports.listing import Listed, finished_in, listing, queued, results, unfinished
 from kqueue.store.reports.names import Kind, Named, named
 from kqueue.store.reports.overview import Day, Oldest, Use, days, ended_by_minute, fleet, oldest, use
