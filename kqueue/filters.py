@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any, Final, TypedDict, get_args, get_type_hints
+from typing import Annotated, Final, TypedDict, get_args, get_type_hints
 
 from kqueue import backends
 from kqueue.categories import Blame, Category
@@ -30,12 +30,9 @@ class Filters(TypedDict, total=False):
 #: The filters by name, each with its type and captions.
 FILTERS: Final = get_type_hints(Filters, include_extras=True)
 #: Hints for the fields of filters with any text.
-HINTS: Final[dict[str, str]] = {
-    name: kind.__metadata__[-1] for name, kind in FILTERS.items() if getattr(kind, "__metadata__", ("",))[-1]
-}
+HINTS: Final = {key: kind.__metadata__[-1] for key, kind in FILTERS.items() if getattr(kind, "__metadata__", ("",))[-1]}
 
 
 def choices(name: str) -> Sequence[str]:
     """Return the values that a filter can have, or no value if it has any text."""
-    kind: Any = get_args(FILTERS[name])[0]
-    return backends.names() if name == "backend" else [] if name in HINTS else list(kind)
+    return backends.names() if name == "backend" else [] if name in HINTS else list(get_args(FILTERS[name])[0])
