@@ -7,7 +7,6 @@ milliseconds, ``_bytes`` bytes.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -22,7 +21,7 @@ from kqueue import backends
 from kqueue.backends import PYTEST
 from kqueue.categories import Blame, Category
 from kqueue.errors import InvalidRequest
-from kqueue.evidence import NEEDS, Environment, Evidence, Facts, Measurement, Part
+from kqueue.evidence import NEEDS, Environment, Evidence, Facts, Measurement, Part, speedup_interval
 from kqueue.profiles import Protocol
 from kqueue.states import Priority, Purpose, Writer
 from kqueue.text import InNotebooks
@@ -606,10 +605,7 @@ class _Result(Part, InNotebooks):
         """The 95 % interval of :attr:`speedup`, from the intervals of both times. None if one is unknown."""
         if self.speedup is None or self.runtime is None or self.baseline is None:
             return None
-        if self.runtime.error is None or self.baseline.error is None:
-            return None
-        factor = 1 + math.hypot(self.runtime.error, self.baseline.error)
-        return self.speedup / factor, self.speedup * factor
+        return speedup_interval(self.speedup, self.runtime.error, self.baseline.error)
 
     def summary(self) -> dict[str, Any]:
         """Return the result as a flat JSON-safe record, with derived values and without log and evidence."""

@@ -136,6 +136,14 @@ class Measurement(Part):
         return self.high_ms / self.median_ms - 1  # low_ms is never below zero
 
 
+def speedup_interval(speedup: float, error: float | None, other: float | None) -> tuple[float, float] | None:
+    """Return the 95 % interval of a speedup, from the relative errors of both times. None if one is unknown."""
+    if error is None or other is None:
+        return None
+    factor = 1 + math.hypot(error, other)
+    return speedup / factor, speedup * factor
+
+
 class TimedVariants(Part):
     """Timed calls on hidden variants, at random positions among the calls on the problem's own inputs."""
 

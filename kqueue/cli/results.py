@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -18,7 +17,8 @@ from kqueue.cli.render import Columns, category_text, emit, first, say, table
 from kqueue.cli.token import budget_record
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation
 from kqueue.figures import age, brief, budget, milliseconds, ratio, speedup
-from kqueue.states import EvaluationState, Priority, Trials
+from kqueue.filters import FILTERS, choices
+from kqueue.states import EvaluationState
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from kqueue.store.reports.boards import Placed
     from kqueue.store.reports.changes import Changes, Judged, Pair
 
-#: Fields that select evaluations.
-_FIELDS: Final = ("backend", "problem", "batch", "lane", "priority", "producer", "trials")
 #: Fields that select finished evaluations.
-WHERE: Final = ("category", "blame", *_FIELDS)
+WHERE: Final = tuple(name for name in FILTERS if name not in ("state", "parts"))
+#: Fields that select evaluations.
+_FIELDS: Final = tuple(name for name in WHERE if name not in ("category", "blame"))
 #: Maximum number of evaluations that are cancelled in one statement, which takes a second.
 _CANCELLED: Final = 1000
 
@@ -73,7 +73,7 @@ def results(
     emit(first(listed_rows, limit), table(_FINISHED if done else _OPEN, empty=empty), as_json=as_json)
 
 
-_NAMES: Final[Columns[Listed]] = {
+_NAMES: Final[Columns[Listed | Placed]] = {
     "problem": lambda listed: listed.problem_label or listed.problem_hash[:12],
     "kernel": lambda listed: listed.kernel_label or listed.kernel_hash[:12],
     "backend": lambda listed: listed.backend,
@@ -105,9 +105,7 @@ _FINISHED: Final[Columns[Listed]] = {
 #: Columns of ranked kernels.
 _RANKED: Final[Columns[Placed]] = {
     "id": lambda placed: str(placed.evaluation_id)[:8],
-    "problem": lambda placed: placed.problem_label or placed.problem_hash[:12],
-    "kernel": lambda placed: placed.kernel_label or placed.kernel_hash[:12],
-    "backend": lambda placed: placed.backend,
+    **_NAMES,
     "speedup": lambda placed: _speedup(placed),
     "measured": lambda placed: placed.measured,
     "runtime ms": lambda placed: milliseconds(placed.runtime_ms),
@@ -122,13 +120,8 @@ def _speedup(row: Listed | Placed | Judged) -> str:
 
 
 def conditions(where: Iterable[str], options: Mapping[str, str | None], among: Sequence[str] = WHERE) -> dict[str, Any]:
-    """Return the conditions as :class:`kqueue.store.reports.Filters`. ``where`` can have the fields ``among``."""
-    from kqueue import backends
-    from kqueue.categories import Blame, Category
-
+    """Return the conditions as :class:`kqueue.filters.Filters`. ``where`` can have the fields ``among``."""
     asked: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    kinds: dict[str, type[StrEnum]] = {"category": Category, "blame": Blame, "priority": Priority, "trials": Trials}
-    choices: dict[str, Iterable[str]] = {**kinds, "backend": backends.names()}
     for condition in where:
         field, mark, value = condition.partition("=")
         if field not in among:
@@ -137,10 +130,10 @@ def conditions(where: Iterable[str], options: Mapping[str, str | None], among: S
             raise InvalidRequest(f"--where {condition}: write {field}=VALUE")
         if field in asked:
             raise InvalidRequest(f"--where {condition}: {field} is given twice")
-        if field in choices and value not in list(choices[field]):
-            fix = "see `kqueue categories`" if field == "category" else f"use one of {', '.join(choices[field])}"
+        if (values := choices(field)) and value not in values:
+            fix = "see `kqueue categories`" if field == "category" else f"use one of {', '.join(values)}"
             raise InvalidRequest(f"unknown {field} {value!r}: {fix}")
-        asked[field] = kinds.get(field, str)(value)
+        asked[field] = value
     return asked
 
 

@@ -12,12 +12,12 @@ from fastapi import APIRouter, Response
 from pydantic import ConfigDict, Field, TypeAdapter, create_model
 from sqlalchemy import Engine
 
+from kqueue.filters import Filters
 from kqueue.http import failures, shapes
 from kqueue.http.auth import Reader, Sharer
 from kqueue.http.gateway import CurrentGateway
 from kqueue.store import sharing
 from kqueue.store.readable import PAGES, READABLE, result_of
-from kqueue.store.reports.listing import Filters, Parts
 
 router: Final = APIRouter(prefix="/reports")
 
@@ -26,10 +26,9 @@ _MOST: Final = 10_001
 _Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
 #: Types with limits, by the type of a report's argument.
 _LIMITED: Final[dict[Any, Any]] = {
-    str: _Name, str | None: shapes.Text, int: Annotated[int, Field(ge=1, le=_MOST)],
+    **shapes.LIMITED, str: _Name, int: Annotated[int, Field(ge=1, le=_MOST)],
     Collection[str]: Annotated[list[_Name], Field(max_length=_MOST)],
     Collection[UUID]: Annotated[list[UUID], Field(max_length=_MOST)],
-    Parts | None: dict[Literal["problem", "kernel", "producer"], _Name] | None,
 }  # fmt: skip
 
 

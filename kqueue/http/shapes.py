@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, get_args
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, create_model
 
 from kqueue import contract
 from kqueue.categories import Blame, Category
 from kqueue.client.transport import Accepted
 from kqueue.config import MAX_BATCH
+from kqueue.filters import FILTERS
 from kqueue.http.devices import View
 from kqueue.http.failures import ProblemDetails
-from kqueue.states import EvaluationState, Trials
+from kqueue.states import EvaluationState
 from kqueue.store import reports, sharing
 from kqueue.store.gpus import GpuStatus
 from kqueue.store.reports.overview import Records
@@ -28,6 +29,8 @@ _ID = "8e8ff5a3-0d57-44d6-b3a5-6d9d0f6a2b11"
 #: Parameters of lists.
 Text = Annotated[str | None, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
 Limit = Annotated[int, Field(ge=1, le=1000)]
+#: Types of filters with limits, by the type of the filter.
+LIMITED: Final[dict[Any, Any]] = {str | None: Text, str | Collection[str] | None: Text}
 
 
 class _Shape(BaseModel):
@@ -76,17 +79,14 @@ class EntryResults(_Shape):
     results: list[EntryResult]
 
 
-class ListQuery(BaseModel):
+def _parameter(kind: Any) -> Any:
+    kind, *captions = get_args(kind) if hasattr(kind, "__metadata__") else (kind,)
+    return (Annotated[LIMITED.get(kind, kind), Field(description=captions[0] if captions else None)], None)
+
+
+class ListQuery(create_model("Filtered", **{name: _parameter(kind) for name, kind in FILTERS.items()})):
     """The parameters of a list of evaluations."""
 
-    state: EvaluationState | None = None
-    category: Category | None = None
-    blame: Blame | None = None
-    problem: Annotated[Text, Field(description="A label, or the beginning of a hash.")] = None
-    backend: contract.BackendName | None = None
-    lane: Text = None
-    batch: Text = None
-    trials: Trials | None = None
     since: Annotated[datetime | None, Field(description="Earliest time of submission, UTC by default.")] = None
     limit: Limit = 100
     cursor: Text = None
@@ -166,7 +166,7 @@ class Categories(_Shape):
 class Leaderboard(_Shape):
     """The fastest passed kernel of each problem, precision and device model, the largest speedup first."""
 
-    best: list[reports.Best]
+    best: list[reports.Placed]
 
 
 class Problems(_Shape):

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from kqueue import examinations, registry
 from kqueue.categories import CATEGORIES, Category
 from kqueue.client.transport import check_each
-from kqueue.contract import Precision, Sanitizer, Verdict, parse_request
+from kqueue.contract import Precision, Request, Sanitizer, Verdict, parse_request
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import NEEDS, Facts
 from kqueue.figures import brief

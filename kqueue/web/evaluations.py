@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from typing import Any, Final
 from uuid import UUID
 
 from fastapi import Request, Response
 from sqlalchemy import Engine
 
-from kqueue import backends, figures
-from kqueue.categories import Blame, Category
+from kqueue import figures
 from kqueue.errors import InvalidRequest
+from kqueue.filters import FILTERS, HINTS, Filters, choices
 from kqueue.http import cursors
-from kqueue.states import EvaluationState, Trials
+from kqueue.states import EvaluationState
 from kqueue.store import reports
 from kqueue.store.engine import together
 from kqueue.store.reports import Listed, batches
-from kqueue.store.reports.listing import Filters, Parts
 from kqueue.web import present
 from kqueue.web.live import live
 from kqueue.web.parameters import CurrentGateway
@@ -29,22 +27,8 @@ from kqueue.web.route import Viewer, page, pages
 router: Final = pages()
 
 _PAGE: Final = 50
-#: Filters whose values are fixed. The filter `backend` has the registered names.
-_CHOICES: Final[dict[str, type[StrEnum]]] = {
-    "state": EvaluationState,
-    "category": Category,
-    "blame": Blame,
-    "trials": Trials,
-}
-#: Filters with any text as value, with hints for their fields.
-_TEXTS: Final = {
-    "problem": "part of its label",
-    "kernel": "part of its label",
-    "batch": "its beginning",
-    "producer": "its beginning",
-    "lane": "its name",
-    "since": "2h, 7d, 2026-01-31",
-}
+#: Hints for the fields of filters with any text.
+_TEXTS: Final = {**HINTS, "since": "2h, 7d, 2026-01-31"}
 _LONGEST: Final = 200
 
 
@@ -53,8 +37,6 @@ class _Wanted:
     """The conditions of a list, from its URL."""
 
     filters: Filters
-    like: Parts
-    batch: str | None
     since: datetime | None
     after: tuple[datetime, UUID] | None
 
@@ -91,8 +73,8 @@ def _read(engine: Engine, wanted: _Wanted) -> dict[str, Any]:
     """
     with together(engine):
         since, after = wanted.since, wanted.after
-        named: Parts = {} if wanted.batch is None else {"batches": batches.names(engine, wanted.batch)}
-        filters: Filters = {**wanted.filters, "like": {**wanted.like, **named}}
+        batch = wanted.filters.get("batch")
+        filters: Filters = {**wanted.filters, "batch": batches.names(engine, str(batch)) if batch else None}
         state = filters.get("state")
         running: Sequence[Listed] = []
         if state in (None, EvaluationState.DONE):
@@ -113,28 +95,20 @@ def _read(engine: Engine, wanted: _Wanted) -> dict[str, Any]:
 
 def _choices() -> Mapping[str, Sequence[str]]:
     """Return the values of each filter that has a set of values."""
-    return {name: list(kind) for name, kind in _CHOICES.items()} | {"backend": backends.names()}
+    return {name: choices(name) for name in FILTERS if name not in HINTS and name != "parts"}
 
 
 def _wanted(request: Request, asked: Mapping[str, str]) -> _Wanted:
     """Return the conditions of a list, or raise InvalidRequest for a wrong value."""
-    filters: dict[str, Any] = {}
-    choices = _choices()
     for name, value in asked.items():
         if len(value) > _LONGEST or "\0" in value:
             raise InvalidRequest(f"{name}: must have at most {_LONGEST} characters and no NUL")
-        if name in choices:
-            if value not in choices[name]:
-                raise InvalidRequest(f"{name}: use one of {', '.join(choices[name])}")
-            filters[name] = _CHOICES.get(name, str)(value)
-        elif name == "lane":
-            filters[name] = value
-    like = Parts(**{name: asked[name] for name in ("problem", "kernel", "producer") if name in asked})
+        if (values := _choices().get(name)) and value not in values:
+            raise InvalidRequest(f"{name}: use one of {', '.join(values)}")
+    filters: dict[str, Any] = {name: value for name, value in asked.items() if name != "since"}
     since, cursor = asked.get("since"), request.query_params.get("cursor")
     return _Wanted(
-        Filters(**filters),
-        like,
-        asked.get("batch"),
+        Filters(**filters, parts=True),
         None if since is None else figures.since(since, "since"),
         None if not cursor else cursors.read(cursor, UUID),
     )

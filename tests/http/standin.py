@@ -18,6 +18,7 @@ from sqlalchemy import Engine, text
 from kqueue.config import Config
 from kqueue.contract import Outcome
 from kqueue.evidence import Evidence
+from kqueue.filters import Filters
 from kqueue.http.app import create_app
 from kqueue.http.devices import Fleet
 from kqueue.http.server import Server, listen, listen_at
@@ -25,7 +26,6 @@ from kqueue.store import evaluations
 from kqueue.store.engine import connect
 from kqueue.store.models import Base
 from kqueue.store.readable import READABLE
-from kqueue.store.reports.listing import Filters
 from kqueue.web.now import Glances
 from tests.http.serving import admin_token
 from tests.samples import passed, request_fields
@@ -119,7 +119,7 @@ def report_arguments(name: str, places: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments of a report, which name the place where they can."""
     values: dict[str, Any] = {key: places[key] for key in ("evaluation_id", "problem_hash", "batch", "which", "run_id")}
     values |= {"prefix": places["evaluation_id"], "word": places["which"], "first": places["batch"]}
-    values |= {"second": places["batch"], "problem": places["problem_hash"], "like": {"kernel": places["label"]}}
+    values |= {"second": places["batch"], "problem": places["problem_hash"], "kernel": places["label"]}
     values |= {"ids": [places["evaluation_id"]], "batches": [places["batch"]], "token_ids": [places["token_id"]]}
     values |= {"limit": 20, "by": "owner", "since": None, "until": None, "after": None}
     [names] = [set(signature(report).parameters) for report, known in READABLE.items() if known == name]

@@ -39,8 +39,8 @@ WRONG = [
 
 #: Filters, and the evaluations of the three in these tests that match.
 FILTERS = [
-    ({"state": "queued"}, [2]),
-    ({"state": "done", "blame": "candidate"}, [1]),
+    ({"state": "queued", "kernel": "AT", "priority": "batch"}, [2]),
+    ({"state": "done", "blame": "candidate", "problem": "el", "producer": "tok", "parts": True}, [1]),
     ({"problem": "relu", "lane": "cpu", "backend": "torch", "batch": "tues/day"}, [2, 1, 0]),
     ({"since": "2100-01-01T00:00:00Z"}, []),
 ]

@@ -122,12 +122,12 @@ class TestViews:
         names = ("kernel_label", "runtime_ms", "speedup", "speedup_low", "speedup_high", "measured")
         expected = ["fast", 2, 5, pytest.approx(4.497, abs=0.001), pytest.approx(5.559, abs=0.001), 1]
         assert [best[name] for name in names] == expected
-        assert [getattr(fast, name) for name in names] == expected
+        assert ([getattr(fast, name) for name in names], reports.best(engine, device="P")) == (expected, [fast])
         assert (slow.kernel_label, slow.speedup, slow.measured) == ("slow", 2, 2)
         [own] = boards.best_of_batch(engine, "b")
         assert [own] == boards.ranking(engine, batch="b")
         assert (own.kernel_label, own.measured) == ("slow", 1)
-        assert boards.ranking(engine, problem="softmax of nobody") == []
+        assert boards.ranking(engine, problem="of nobody") == reports.best(engine, problem="g") == []
 
     def test_fleet_utilisation(self, engine: Engine, worker_id: UUID, judged, fields) -> None:
         """It has each worker's busy share of the last hour, up to its lease, and its current evaluation."""

@@ -33,8 +33,7 @@ def export(
     given = {"problem": problem, "batch": batch, "label": label, "since": since, "until": until, "owner": owner}
     conditions = {name: value for name, value in given.items() if value is not None}
     conditions |= {"where": " ".join(sorted(where))} if where else {}
-    filters = results.conditions(where or (), {"problem": problem, "batch": batch})
-    filters |= {} if label is None else {"like": {"kernel": label}}
+    filters = results.conditions(where or (), {"problem": problem, "batch": batch, "kernel": label})
     after = None if since is None else figures.since(since)
     before = None if until is None else figures.since(until, "--until")
     if owner is not None:

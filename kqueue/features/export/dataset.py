@@ -18,10 +18,10 @@ from uuid import UUID
 from pydantic import BaseModel, ValidationError
 
 from kqueue.errors import InvalidRequest
+from kqueue.filters import Filters
 from kqueue.parquet import Writer
 from kqueue.store import reports
 from kqueue.store.reports import Trajectory
-from kqueue.store.reports.listing import Filters
 
 _STATE: Final = "export.json"
 _DATA: Final = "data"

@@ -20,13 +20,14 @@ from sqlalchemy import (
     true,
     tuple_,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import JSONB, distinct_on
 from sqlalchemy.sql.selectable import Subquery
 
 from kqueue.contract import RULES
 from kqueue.errors import UnknownEvaluation
 from kqueue.evidence import Profile
-from kqueue.states import Purpose
+from kqueue.filters import Filters
+from kqueue.states import Purpose, Trials
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM, REAL, REAL_PROBLEM, no_trial
 from kqueue.store.models import (
@@ -42,8 +43,8 @@ from kqueue.store.models import (
     Verdict,
 )
 from kqueue.store.reports.curves import MEASURED, medians_of
-from kqueue.store.reports.listing import INTERVAL, Filters, conditions, number
-from kqueue.store.sql import columns, fetch
+from kqueue.store.reports.listing import INTERVAL, conditions, number
+from kqueue.store.sql import any_text, columns, fetch
 
 #: The columns that identify measurements of the same kernel for the same problem.
 _SAME: Final = (Summary.problem_hash, Summary.kernel_hash)
@@ -247,6 +248,32 @@ def leaderboard(
     return _ranking(engine, wanted, limit)
 
 
+def best(
+    engine: Engine,
+    *,
+    problem: str | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    limit: int = 100,
+) -> list[Placed]:
+    """Return the first kernel by usual settings of each :func:`leaderboard`, precision and device model.
+
+    ``problem`` is a label or a prefix of a hash, and ``device`` a part of a device model's name.
+    """
+    wanted = [no_trial(Summary.batch), _RANKED]
+    if problem is not None:
+        # The best evaluation can have named the problem by its hash only.
+        same = select(Evaluation.problem_hash).where(*conditions({"problem": problem, "trials": Trials.WITH}))
+        with transaction(engine) as connection:
+            # Within the ranking's query, Postgres would choose nested loops.
+            wanted.append(Summary.problem_hash == any_text(connection.scalars(same.distinct()).all()))
+    if precision is not None:
+        wanted.append(literal(precision) == _PRECISION)
+    if device is not None:
+        wanted.append(Environment.device.icontains(device, autoescape=True))
+    return _ranking(engine, wanted, limit, only_best=True)
+
+
 def best_of_batch(engine: Engine, batch: str, *, limit: int = 20) -> list[Placed]:
     """Return the kernels of a batch, as in :func:`ranking`, by its own measurements."""
     return _ranking(engine, [Summary.batch == batch], limit)
@@ -270,8 +297,10 @@ def ranking(
     return _ranking(engine, [tuple_(*_SAME).in_(chosen), mine], limit)
 
 
-def _ranking(engine: Engine, wanted: Sequence[ColumnElement[bool]], limit: int) -> list[Placed]:
-    middle = _medians(wanted, limit)
+def _ranking(
+    engine: Engine, wanted: Sequence[ColumnElement[bool]], limit: int, *, only_best: bool = False
+) -> list[Placed]:
+    middle = _medians(wanted, limit, only_best=only_best)
     evidence: Any = Verdict.evidence
     shown = columns(
         Placed,
@@ -302,14 +331,17 @@ def _order(rows: Subquery) -> tuple[ColumnElement[Any], ...]:
     return unusual, rows.c.speedup.desc().nulls_last(), rows.c.runtime_ms, rows.c.evaluation_id
 
 
-def _medians(wanted: Sequence[ColumnElement[bool]], limit: int) -> Subquery:
-    """Return the query for the median measurement of each kernel for a problem in a precision on a device model."""
+def _medians(wanted: Sequence[ColumnElement[bool]], limit: int, *, only_best: bool) -> Subquery:
+    """Return the query for the median measurement of each kernel for a problem in a precision on a device model.
+
+    ``only_best`` leaves the best kernel of those by usual settings.
+    """
     alike: Any = {"partition_by": (*_SAME, _PRECISION, Environment.device, _RULES)}
     upwards = (Summary.speedup.nulls_first(), Summary.runtime_ms.desc(), Summary.evaluation_id)
     every = (
         select(
             Summary.evaluation_id,
-            Summary.kernel_hash,
+            *_SAME,
             _PRECISION.label("precision"),
             Environment.device,
             _RULES.label("settings"),
@@ -328,13 +360,13 @@ def _medians(wanted: Sequence[ColumnElement[bool]], limit: int) -> Subquery:
         .where(*MEASURED, *wanted)
         .subquery()
     )
-    return (
-        select(every)
-        .where(every.c.place == (every.c.measured + 1) // 2)
-        .order_by(*_order(every))
-        .limit(limit)
-        .subquery()
-    )
+    middle = select(every).where(every.c.place == (every.c.measured + 1) // 2)
+    if only_best:
+        each = (every.c.problem_hash, every.c.precision, every.c.device)
+        usual = middle.where(every.c.settings == literal({}, JSONB)).ext(distinct_on(*each))
+        every = usual.order_by(*each, *_order(every)).subquery()
+        middle = select(every)
+    return middle.order_by(*_order(every)).limit(limit).subquery()
 
 
 def records(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[Record]:

@@ -1,7 +1,8 @@
-"""Evaluations that ended since a time, for counters."""
+"""Evaluations that ended since a time: for counters, and with the times of their attempts for traces."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,32 +11,29 @@ from uuid import UUID
 
 from sqlalchemy import Engine, cast, func, literal, select, tuple_
 from sqlalchemy.dialects.postgresql import JSONPATH
+from sqlalchemy.orm import aliased
 
-from kqueue.categories import Category
+from kqueue.categories import Blame, Category
 from kqueue.states import Priority, Writer
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import REAL
-from kqueue.store.models import Attempt, Evaluation, Verdict
-from kqueue.store.sql import any_uuid, columns, fetch
+from kqueue.store.evaluations import ITS_KERNEL, REAL
+from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Verdict, Worker
+from kqueue.store.sql import any_uuid, columns, fetch, read
 
 #: JSON path of the categories of earlier attempts in a verdict's evidence, without attempts that were handed back.
 _FAILED: Final = "$.attempts[*] ? (!(@.handed_back == true)).category"
+_REUSED: Final = Verdict.reused_from.is_not(None)
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class _Ended:
     """An evaluation with a verdict, without its large columns.
 
     Attributes:
         owner: the owner of the evaluation.
-        category: the category of its verdict.
-        written_by: the process that recorded the verdict.
+        category, written_by: the verdict, and the process that recorded it.
         reused: True if the verdict was reused from an equal evaluation.
         submitted_at, finished_at: UTC.
-        begun_at: the start of its first attempt, or None.
-        durations_s: seconds of each step of the attempt that gave the verdict.
-        built: the process that compiled its extensions (:class:`kqueue.evidence.Build`), or None.
-        earlier: the categories of the attempts before the last one, without those handed back.
     """
 
     evaluation_id: UUID
@@ -47,10 +45,66 @@ class Ended:
     reused: bool
     submitted_at: datetime
     finished_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Ended(_Ended):
+    """An evaluation with a verdict, for counters.
+
+    Attributes:
+        begun_at: the start of its first attempt, or None.
+        durations_s: seconds of each step of the attempt that gave the verdict.
+        built: the process that compiled its extensions (:class:`kqueue.evidence.Build`), or None.
+        earlier: the categories of the attempts before the last one, without those handed back.
+    """
+
     begun_at: datetime | None
     durations_s: dict[str, float]
     built: str | None
     earlier: list[Category]
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One attempt.
+
+    Attributes:
+        number: from 1.
+        device: a GPU's UUID, or ``cpu``.
+        started_at, ended_at: UTC. The attempt of a cancelled evaluation is open until its worker ends it.
+        category, written_by: its outcome, and the process that recorded it. None while it is open.
+        handed_back: True if it was aborted because its worker was asked to stop.
+        begun_s: start of each of its judge's steps, in seconds after its own start.
+        durations_s: total seconds of each step.
+    """
+
+    number: int
+    worker: str
+    host: str
+    device: str
+    started_at: datetime
+    ended_at: datetime | None
+    category: Category | None
+    written_by: Writer | None
+    handed_back: bool
+    begun_s: dict[str, float]
+    durations_s: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Course(_Ended):
+    """An evaluation with a verdict, from its submission on.
+
+    Attributes:
+        traceparent: the producer's span (:mod:`kqueue.tracing`), or None.
+        model: the GPU's or CPU's name. None if no judge recorded it.
+    """
+
+    traceparent: str | None
+    backend: str
+    blame: Blame
+    model: str | None
+    tries: tuple[Try, ...]
 
 
 def now(engine: Engine) -> datetime:
@@ -83,7 +137,7 @@ def ended(engine: Engine, ids: Collection[UUID]) -> list[Ended]:
                 Ended,
                 Verdict,
                 Evaluation,
-                reused=Verdict.reused_from.is_not(None),
+                reused=_REUSED,
                 begun_at=first.scalar_subquery(),
                 durations_s=func.coalesce(evidence["durations_s"], func.jsonb_build_object()),
                 built=evidence["build"]["where"].astext,
@@ -94,3 +148,32 @@ def ended(engine: Engine, ids: Collection[UUID]) -> list[Ended]:
         .where(Verdict.evaluation_id == any_uuid(ids), REAL)
     )
     return fetch(engine, Ended, query)
+
+
+def courses(engine: Engine, ids: Collection[UUID]) -> list[Course]:
+    """Return the courses of evaluations. Probes and evaluations without a verdict are omitted."""
+    final = aliased(Attempt)
+    query = (
+        select(*columns(Course, Verdict, Evaluation, Kernel, reused=_REUSED, model=Environment.device))
+        .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
+        .join(Kernel, ITS_KERNEL)
+        .outerjoin(final, final.id == Verdict.attempt_id)
+        .outerjoin(Environment, Environment.hash == func.coalesce(Verdict.environment_hash, final.environment_hash))
+        .where(Verdict.evaluation_id == any_uuid(ids), REAL)
+    )
+    outcome: Any = Attempt.outcome
+    steps = {
+        name: func.coalesce(outcome["evidence"][name], func.jsonb_build_object()) for name in ("begun_s", "durations_s")
+    }
+    attempts = (
+        select(Attempt.evaluation_id, *columns(Try, Attempt, Worker, worker=Worker.name, **steps))
+        .join(Worker, Worker.id == Attempt.worker_id)
+        .where(Attempt.evaluation_id == any_uuid(ids))
+        .order_by(Attempt.evaluation_id, Attempt.number)
+    )
+    tries: defaultdict[UUID, list[Try]] = defaultdict(list)
+    with transaction(engine) as connection:
+        rows = connection.execute(query).all()
+        for row in connection.execute(attempts):
+            tries[row.evaluation_id] += read(Try, [row])
+    return [one for row in rows for one in read(Course, [row], tries=tuple(tries[row.evaluation_id]))]

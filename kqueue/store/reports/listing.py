@@ -1,19 +1,19 @@
-"""Lists of evaluations, and the fastest kernels."""
+"""Lists of evaluations."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final, Unpack
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Double, Engine, cast, column, func, literal, or_, select, table, true, tuple_
+from sqlalchemy import ColumnElement, Double, Engine, cast, func, literal, or_, select, true, tuple_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import HASH
+from kqueue.filters import Filters
 from kqueue.states import EvaluationState, Priority, Trials
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import ITS_KERNEL, OPEN, QUEUED, REAL, no_trial
@@ -59,58 +59,6 @@ class Listed:
     """The evaluation whose verdict was reused. None for one that was judged itself."""
 
 
-class Filters(TypedDict, total=False):
-    """The conditions on the evaluations of a list. None means no condition."""
-
-    state: EvaluationState | None
-    category: Category | None
-    blame: Blame | None
-    problem: str | None
-    """A problem's label, or a prefix of its hash."""
-    backend: str | None
-    lane: str | None
-    batch: str | None
-    priority: Priority | None
-    producer: str | None
-    trials: Trials | None
-    like: Parts | None
-
-
-class Parts(TypedDict, total=False):
-    """Conditions of a list: parts of labels or prefixes of hashes, names of batches, the prefix of a producer."""
-
-    problem: str
-    kernel: str
-    batches: Collection[str]
-    producer: str
-
-
-@dataclass(frozen=True, slots=True)
-class Best:
-    """The fastest kernel for a problem in a precision on a device model: its median measurement. Times are in ms.
-
-    Attributes:
-        speedup_low, speedup_high: 95 % interval of the speedup. None if unknown.
-        measured: the number of its valid measurements.
-    """
-
-    problem_hash: str
-    problem_label: str | None
-    precision: str
-    device: str | None
-    kernel_hash: str
-    kernel_label: str | None
-    backend: str
-    runtime_ms: float
-    baseline_ms: float | None
-    speedup: float | None
-    evaluation_id: UUID
-    finished_at: datetime
-    speedup_low: float | None
-    speedup_high: float | None
-    measured: int
-
-
 def number(measurement: Any, name: str) -> ColumnElement[Any]:
     """Return a number of a measurement."""
     return cast(measurement[name].astext, Double)
@@ -140,7 +88,6 @@ LISTED: Final = (
 _Text = ColumnElement[Any] | InstrumentedAttribute[Any]
 #: Condition on the time of the verdict, which lets its index give the order.
 _FINISHED: Final = Verdict.finished_at.is_not(None)
-_BEST: Final = table("best_verdicts", *(column(field.name) for field in fields(Best)))
 
 
 def results(
@@ -206,82 +153,39 @@ _HASH_DIGITS: Final = 12
 def unfinished(engine: Engine, *, before: datetime | None = None, **filters: Unpack[Filters]) -> list[UUID]:
     """Return the evaluations without a verdict that were submitted before a time, the oldest first.
 
-    A filter needs at least 12 digits of a problem's hash.
+    A filter needs at least 12 digits of a problem's or kernel's hash.
     """
     wanted = [OPEN, *conditions({"trials": Trials.WITH, **filters})]
     if before is not None:
         wanted.append(Evaluation.submitted_at < before)
     if (problem := filters.get("problem")) is not None and len(problem) < _HASH_DIGITS:
         wanted.append(Evaluation.problem_label == problem)  # a label such as `1` must not match hashes
+    if (kernel := filters.get("kernel")) is not None and len(kernel) < _HASH_DIGITS:
+        wanted.append(Evaluation.kernel_label.icontains(kernel, autoescape=True))
     each = select(Evaluation.id).join(Kernel, ITS_KERNEL).outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
     query = each.where(*wanted)
     with transaction(engine) as connection:
         return list(connection.scalars(query.order_by(Evaluation.submitted_at, Evaluation.id)))
 
 
-def best(
-    engine: Engine,
-    *,
-    problem: str | None = None,
-    precision: str | None = None,
-    device: str | None = None,
-    limit: int = 100,
-) -> list[Best]:
-    """Return the rows of the view ``best_verdicts``, the largest speedup first.
-
-    ``problem`` is a label or a prefix of a hash, and ``device`` a part of a device model's name.
-    """
-    wanted: list[ColumnElement[bool]] = []
-    columns = _BEST.c
-    if problem is not None:
-        # The best evaluation can have named the problem by its hash only.
-        same = select(Evaluation.problem_hash).where(
-            _is_named(problem, Evaluation.problem_label, Evaluation.problem_hash)
-        )
-        wanted.append(columns.problem_hash.in_(same))
-    if precision is not None:
-        wanted.append(columns.precision == precision)
-    if device is not None:
-        wanted.append(columns.device.icontains(device, autoescape=True))
-    order = (columns.speedup.desc().nulls_last(), columns.problem_hash, columns.precision, columns.device)
-    return fetch(engine, Best, select(_BEST).where(*wanted).order_by(*order).limit(limit))
-
-
 def conditions(filters: Filters) -> list[ColumnElement[bool]]:
     """Return the SQL conditions of a list's filters."""
-    columns = {
-        "state": Evaluation.state,
-        "category": Verdict.category,
-        "blame": Verdict.blame,
-        "backend": Kernel.backend,
-        "lane": Evaluation.lane,
-        "batch": Evaluation.batch,
-        "priority": Evaluation.priority,
-        "producer": Evaluation.producer,
-    }
     real = no_trial(Evaluation.batch)
     of = {Trials.WITH: true(), Trials.ONLY: ~real, None: real}[filters.get("trials")]
-    named = filters.get("batch") is not None or "batches" in (filters.get("like") or {})
-    wanted: list[ColumnElement[bool]] = [
-        REAL,
-        true() if named else of,
-        *(column == value for name, column in columns.items() if (value := filters.get(name)) is not None),
-    ]
+    batch, producer, parts = filters.get("batch"), filters.get("producer"), bool(filters.get("parts"))
+    wanted: list[ColumnElement[bool]] = [REAL, of if batch is None else true()]
+    exact = [Evaluation.state, Verdict.category, Verdict.blame, Kernel.backend, Evaluation.lane, Evaluation.priority]
+    wanted += [one == value for one in exact if (value := filters.get(one.key)) is not None]
+    if batch is not None:
+        wanted.append(Evaluation.batch == (batch if isinstance(batch, str) else any_text(batch)))
+    if producer is not None:
+        begins = Evaluation.producer.startswith(producer, autoescape=True)
+        wanted.append(begins if parts else Evaluation.producer == producer)
     if (problem := filters.get("problem")) is not None:
-        wanted.append(_is_named(problem, Evaluation.problem_label, Evaluation.problem_hash))
-    return [*wanted, *_like(filters.get("like") or {})]
-
-
-def _like(parts: Parts) -> Iterator[ColumnElement[bool]]:
-    """Yield the SQL conditions of parts of names."""
-    if (problem := parts.get("problem")) is not None:
-        yield _is_named(problem, Evaluation.problem_label, Evaluation.problem_hash, partly=True)
-    if (kernel := parts.get("kernel")) is not None:
-        yield _is_named(kernel, Evaluation.kernel_label, Evaluation.kernel_hash, partly=True)
-    if (batches := parts.get("batches")) is not None:
-        yield Evaluation.batch == any_text(batches)
-    if (producer := parts.get("producer")) is not None:
-        yield Evaluation.producer.startswith(producer, autoescape=True)
+        wanted.append(_is_named(problem, Evaluation.problem_label, Evaluation.problem_hash, partly=parts))
+    if (kernel := filters.get("kernel")) is not None:
+        wanted.append(_is_named(kernel, Evaluation.kernel_label, Evaluation.kernel_hash, partly=True))
+    return wanted
 
 
 def _is_named(name: str, label: _Text, digest: _Text, *, partly: bool = False) -> ColumnElement[bool]:

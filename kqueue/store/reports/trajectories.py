@@ -17,12 +17,13 @@ from kqueue.backends import PYTEST
 from kqueue.categories import Blame, Category
 from kqueue.evidence import Measurement
 from kqueue.feedback import describe
+from kqueue.filters import Filters
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM
 from kqueue.store.evaluations.queries import VERDICTS, to_verdict
 from kqueue.store.models import Evaluation, Kernel, Problem, SearchProposal, SearchRun, Verdict
 from kqueue.store.reports.cost import TRIED, WAITED_S
-from kqueue.store.reports.listing import Filters, conditions
+from kqueue.store.reports.listing import conditions
 from kqueue.store.sql import any_text, any_uuid
 
 #: Number of rows that are in memory at a time. Each has up to four sources of 1 MiB, and mostly has 30 KiB.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kqueue.contract import Outcome
-from kqueue.evidence import Measurement, PassResult
+from kqueue.evidence import Measurement, PassResult, speedup_interval
 from workers.judge.pipeline.evidence import Fields
 
 #: Fields of the evidence about the device or the processes, which the last judgement has.
@@ -50,7 +50,5 @@ def _result(
     row |= {name: None for name in ("runtime_ms", "baseline_ms") if row[name] <= 0}
     if is_clear and min(runtime_ms, baseline_ms) > 0:
         row["speedup"] = speedup = baseline_ms / runtime_ms
-        if error is not None and other is not None:
-            factor = 1 + math.hypot(error, other)
-            row["speedup_interval"] = speedup / factor, speedup * factor
+        row["speedup_interval"] = speedup_interval(speedup, error, other)
     return PassResult.model_validate(row)
