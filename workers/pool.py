@@ -244,6 +244,6 @@ class TaskPool(prefork.TaskPool):
         pool: Any = self._pool
         if pool is not None and state.should_terminate:
             for job in pool._cache.values():
-                if asynpool._get_job_writer(job) in pool._active_writers and job._write_to:
+                if job._write_to and job._writer() in pool._active_writers:
                     kill_group(job._write_to.pid)
         super().on_stop()
