@@ -28,7 +28,7 @@ class Seen:
     doors: int
 
 class Methods:
-    def wink(self) -> str:
+    async def wink(self) -> str:
         return "wink"
 
 MINE = Feature(
@@ -53,7 +53,8 @@ assert root.get_command(None, "show").help.startswith("Show one evaluation."), "
 api = create_app(load(database_url="postgresql+psycopg://nowhere/none")).openapi()
 assert "/v1/mine" in api["paths"]
 assert {"mine", "probes", "workers"} <= {*api["components"]["schemas"]["Fleet"]["properties"]}
-assert kqueue.Client.wink(None) == "wink"
+with kqueue.Client(database_url="postgresql+psycopg://nowhere/none") as client:
+    assert client.wink() == "wink"
 assert formats.recognise(Path("a.mine")) == "mine"
 assert kqueue.greet.__module__ == "third"
 root(["greet"])
