@@ -53,8 +53,7 @@ assert root.get_command(None, "show").help.startswith("Show one evaluation."), "
 api = create_app(load(database_url="postgresql+psycopg://nowhere/none")).openapi()
 assert "/v1/mine" in api["paths"]
 assert {"mine", "probes", "workers"} <= {*api["components"]["schemas"]["Fleet"]["properties"]}
-with kqueue.Client(database_url="postgresql+psycopg://nowhere/none") as client:
-    assert client.wink() == "wink"
+assert kqueue.Client(database_url="postgresql+psycopg://nowhere/none").wink() == "wink"
 assert formats.recognise(Path("a.mine")) == "mine"
 assert kqueue.greet.__module__ == "third"
 root(["greet"])

@@ -8,18 +8,7 @@ from datetime import datetime
 from typing import Any, Final, Unpack
 from uuid import UUID
 
-from sqlalchemy import (
-    ColumnElement,
-    Double,
-    Engine,
-    cast,
-    func,
-    literal,
-    or_,
-    select,
-    true,
-    tuple_,
-)
+from sqlalchemy import ColumnElement, Double, Engine, cast, func, literal, or_, select, true, tuple_
 from sqlalchemy.dialects.postgresql import JSONB, distinct_on
 from sqlalchemy.sql.selectable import Subquery
 
