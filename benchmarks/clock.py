@@ -239,7 +239,7 @@ def figures(row: Row, verdict: Verdict) -> dict[str, Any]:
         "median_us": taken.median_ms * 1e3,
         "q1_us": taken.q1_ms * 1e3,
         "q3_us": taken.q3_ms * 1e3,
-        "null_us": taken.null_ms * 1e3,
+        "null_us": taken.overhead_ms * 1e3,
         "basis": taken.basis,
         "count": taken.count,
         "discarded": taken.discarded,

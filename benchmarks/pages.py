@@ -183,7 +183,7 @@ def taken(median_ms: float) -> Measurement:
         std_ms=0.01,
         min_ms=median_ms * 0.8,
         max_ms=median_ms * 2,
-        null_ms=0.002,
+        overhead_ms=0.002,
         cold_l2=False,
     )
 

@@ -115,7 +115,7 @@ class Phase(StrEnum):
     CLEANUP = "cleanup"
     EXAMINE = "examine"
     """The kernel runs once more under a tool. No verdict ends in this phase."""
-    SELF_TEST = "canary"
+    SELF_TEST = "self_test"
     """The judge runs the GPU self-test after the candidate's end."""
 
 

@@ -114,7 +114,7 @@ class Measurement(Part):
     """Shortest call."""
     max_ms: float
     """Longest call."""
-    null_ms: float
+    overhead_ms: float
     """Launch overhead: median time of the same round trip without a ``forward``. All times above exclude it."""
     is_fine: bool = False
     """True if the times are from the clock of the process that ran the kernel, on a GPU from CUDA events. They count
@@ -858,7 +858,7 @@ class Facts(Part):
     """:attr:`Provenance.library` of a decoy."""
     clocks: Clocks | None = _ABSENT
     """Clocks of a GPU that was throttled in all calls."""
-    strangers: tuple[ForeignGpuProcess, ...] | None = _ABSENT
+    foreign_processes: tuple[ForeignGpuProcess, ...] | None = _ABSENT
     """Foreign GPU processes that prevented the timing."""
     missing: tuple[str, ...] | None = _ABSENT
     """Requirements of the backend that this worker lacks, each with the remedy."""
@@ -967,11 +967,11 @@ class Evidence(Part):
     """Time of the reference under ``torch.compile``, or the reason why it is missing. None if not requested."""
     baseline_drift: Drift | None = _ABSENT
     """Change of the device since the cached baseline was measured, if it was large."""
-    canary: str | None = _ABSENT
+    self_test: str | None = _ABSENT
     """Result of the GPU self-test after the candidate, as text."""
     leaked_bytes: int | None = _ABSENT
     """GPU memory in bytes that no process owned after the candidate. None if unknown."""
-    strangers: tuple[ForeignGpuProcess, ...] | Literal["unknown"] | None = _ABSENT
+    foreign_processes: tuple[ForeignGpuProcess, ...] | Literal["unknown"] | None = _ABSENT
     """Foreign GPU processes while the kernel was timed. ``unknown`` where they cannot be distinguished."""
     reference: ReferenceProcess | None = _ABSENT
     """Process that ran the reference."""
@@ -1098,7 +1098,7 @@ _ONE_OF: Final[dict[Category, tuple[str, ...]]] = {
     Category.HOST_OUT_OF_MEMORY: ("exception", "reason"),
     Category.CRASHED: ("signal", "exit_status", "exception"),
     Category.WRONG_OUTPUT_STRUCTURE: ("structure", "output"),
-    Category.TIMING_UNSTABLE: ("clocks", "strangers"),
+    Category.TIMING_UNSTABLE: ("clocks", "foreign_processes"),
 }
 #: Required fields of each category's outcomes. :class:`kqueue.contract.Outcome` refuses an outcome without them.
 NEEDS: Final[dict[Category, Needs]] = {

@@ -208,7 +208,7 @@ def _times(verdict: Result) -> Iterator[str]:
             yield "It was not timed."
         return
     if verdict.runtime_ms is None:
-        yield f"It has no time: its calls took no longer than the launch overhead, {runtime.null_ms:.4g} ms."
+        yield f"It has no time: its calls took no longer than the launch overhead, {runtime.overhead_ms:.4g} ms."
         return
     clock = "the GPU's clock" if runtime.basis == "gpu_clock" else "the CPU's clock, including launching and waiting"
     yield (

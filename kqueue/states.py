@@ -114,7 +114,7 @@ class ProbeKind(StrEnum):
     """A correct kernel, which must pass."""
     CHEAT = "cheat"
     """A wrong kernel, which must be refused as wrong."""
-    KNOWN_DURATION = "spin"
+    KNOWN_DURATION = "known_duration"
     """A known-duration kernel. It is correct, and the measured time must match its duration."""
 
 

@@ -73,7 +73,7 @@ def measurement(median_ms: float) -> Measurement:
     """Return a measurement as a judge would take it."""
     return Measurement(
         basis="cpu_clock", count=100, median_ms=median_ms, q1_ms=median_ms * 0.9, q3_ms=median_ms * 1.1,
-        mean_ms=median_ms, std_ms=0.01, min_ms=median_ms * 0.8, max_ms=median_ms * 2, null_ms=0.002, cold_l2=True,
+        mean_ms=median_ms, std_ms=0.01, min_ms=median_ms * 0.8, max_ms=median_ms * 2, overhead_ms=0.002, cold_l2=True,
     )  # fmt: skip
 
 

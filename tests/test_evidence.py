@@ -20,7 +20,7 @@ from workers.judge.sandbox.level import MEASURES
 TIME = Measurement(
     basis="cpu_clock",
     count=5,
-    **dict.fromkeys(("median_ms", "q1_ms", "q3_ms", "mean_ms", "min_ms", "max_ms", "null_ms", "std_ms"), 1.0),
+    **dict.fromkeys(("median_ms", "q1_ms", "q3_ms", "mean_ms", "min_ms", "max_ms", "overhead_ms", "std_ms"), 1.0),
     cold_l2=False,
 )
 SHUFFLED = "the reference's values in another order as output 0"
@@ -89,9 +89,9 @@ STORED: dict[str, Any] = {
         "worst": "large", "worst_speedup": 2.0, "spread": 1.0,
     },
     "baseline_drift": {"was_ms": 1.0, "is_ms": 2.0},
-    "canary": "right in 22.1 ms",
+    "self_test": "right in 22.1 ms",
     "leaked_bytes": 0,
-    "strangers": [{"pid": 7, "name": "python", "memory_bytes": None, "active": None}],
+    "foreign_processes": [{"pid": 7, "name": "python", "memory_bytes": None, "active": None}],
     "isolation": {"level": "strong", "view": "host", "torch": "2.11"}
     | dict.fromkeys(MEASURES, True)
     | {"tcp": "needs Linux 6.7"},
@@ -122,7 +122,7 @@ STORED: dict[str, Any] = {
 #: A value for each fact of which a category needs one of several. Zero and empty texts are values.
 ONE_OF: dict[str, Any] = {
     "exception": "builtins.MemoryError", "held_bytes": 1, "reason": "memory", "signal": "SIGSEGV", "exit_status": 0,
-    "structure": "T", "output": 0, "clocks": {}, "strangers": [],
+    "structure": "T", "output": 0, "clocks": {}, "foreign_processes": [],
 }  # fmt: skip
 
 
@@ -144,7 +144,7 @@ def test_the_row_of_a_version_before_is_read_whole() -> None:
 
 def test_a_part_may_have_two_forms_or_be_empty() -> None:
     """A compiled baseline is a time or an error, foreign processes can be unknown, and a CPU has no bound."""
-    for name, value in (("compiled_baseline", TIME.model_dump()), ("strangers", "unknown")):
+    for name, value in (("compiled_baseline", TIME.model_dump()), ("foreign_processes", "unknown")):
         assert Evidence.model_validate({name: value}).model_dump()[name] == value
     for name in ("floor", "isolation"):
         assert Evidence.model_validate({name: {}}) == Evidence()

@@ -194,7 +194,7 @@ def print_result(result: Outcome | Verdict, kernel: str, fields: Mapping[str, ob
 def _measurement(taken: Measurement | None) -> str:
     if taken is None:
         return ""
-    median, q1, q3, overhead = map(milliseconds, (taken.median_ms, taken.q1_ms, taken.q3_ms, taken.null_ms))
+    median, q1, q3, overhead = map(milliseconds, (taken.median_ms, taken.q1_ms, taken.q3_ms, taken.overhead_ms))
     if taken.median_ms <= 0:
         return f"no longer than the launch overhead, {overhead} ms"
     return (

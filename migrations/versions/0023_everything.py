@@ -379,7 +379,7 @@ CREATE TABLE probes (
     host text,
     device text,
     spent boolean NOT NULL DEFAULT false,
-    CONSTRAINT ck_probes_kind CHECK (kind IN ('honest', 'cheat', 'spin')),
+    CONSTRAINT ck_probes_kind CHECK (kind IN ('honest', 'cheat', 'known_duration')),
     CONSTRAINT ck_probes_finding CHECK (finding IN (
         'agreed', 'void', 'cheat_accepted', 'cheat_mistaken', 'honest_refused', 'clock_short', 'clock_long',
         'clock_uneven'

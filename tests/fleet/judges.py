@@ -129,7 +129,7 @@ def judge(action, arguments, number, place, status_page):
         case "unhealthy-once":
             if number == 1:
                 return Outcome(category=Category.GPU_UNHEALTHY, message="computed 6")
-        case "hang-in-canary":
+        case "hang-in-self-test":
             status_page.enter(Phase.SELF_TEST, time.monotonic() + 0.5)
             sleep_holding_the_gil(600)
         case "span" | "suspect":

@@ -90,9 +90,11 @@ process._LAST_BACKOFF_S = 0.5  # tests kill many workers
 config = load()
 logs.configure(config)
 gpus = choose(config.gpus, devices())
-canary = os.environ.get("JUDGES_CANARY", "workers.judge.gpu.self_test")
+self_test = os.environ.get("JUDGES_SELF_TEST", "workers.judge.gpu.self_test")
 patience_s = float(os.environ.get("JUDGES_PATIENCE_S", "600"))
-supervisor = Supervisor(config, plan(config, gpus, 2), gpus, program="judges", self_test=canary, patience_s=patience_s)
+supervisor = Supervisor(
+    config, plan(config, gpus, 2), gpus, program="judges", self_test=self_test, patience_s=patience_s
+)
 supervisor.check_services()
 supervisor.run()
 sys.exit(0)

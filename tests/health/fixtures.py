@@ -22,7 +22,7 @@ def start_gpu_fleet(services: told.Services, fake: Gpus) -> Iterator[Callable[..
     with told.fleets(services) as start:
 
         def on_gpus(**settings: Any) -> told.Fleet:
-            variables = {"PYTHONPATH": f"{fake.directory}:{told.HERE}", "JUDGES_CANARY": "canary_double"}
+            variables = {"PYTHONPATH": f"{fake.directory}:{told.HERE}", "JUDGES_SELF_TEST": "self_test_double"}
             given: dict[str, Any] = {"slots": 2, "cpu_slots": 0, "gpus": "all", "slots_per_gpu": 1}
             return start(variables=variables, **given | settings)
 

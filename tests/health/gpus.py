@@ -22,7 +22,7 @@ class Gpus:
         self.directory = directory
         shutil.copytree(_DOUBLES, directory, dirs_exist_ok=True)
         self.uuids = [f"GPU-{number:08}-0000-0000-0000-000000000000" for number in range(count)]
-        self.state: dict[str, Any] = {"canary": "pass", "xids": [], "gpus": [_fresh(uuid) for uuid in self.uuids]}
+        self.state: dict[str, Any] = {"self_test": "pass", "xids": [], "gpus": [_fresh(uuid) for uuid in self.uuids]}
         self.write()
 
     def write(self) -> None:
@@ -36,7 +36,7 @@ class Gpus:
 
     def ends(self, how: str) -> None:
         """Make GPU self-tests end as `pass`, `fail`, `unknown` or `hang`."""
-        self.state["canary"] = how
+        self.state["self_test"] = how
         self.write()
 
     def xid(self, xid: int, number: int = 0) -> None:

@@ -92,7 +92,7 @@ def test_a_container_is_told_nothing_of_memory(nvml: Gpus, monkeypatch: pytest.M
     sharing = look(nvml.uuids[0], "refuse")
     nvml.say(processes=[[1, GIB]], working=[1])
     sharing.before_timing()
-    assert sharing.strangers is None
+    assert sharing.foreign_processes is None
 
 
 def test_memory_that_is_left_behind_is_found(nvml: Gpus, dead: int) -> None:
@@ -144,19 +144,22 @@ def test_strangers_at_work_keep_a_kernel_from_being_timed(nvml: Gpus, mine: int)
         sharing = look(gpu, policy, wait_s=0.3)
         sharing.before_timing()
         sharing.after_timing()
-        assert sharing.strangers is not None
-        assert [(s["pid"], s["memory_bytes"], s["active"]) for s in sharing.strangers] == [(1, 3 * GIB, False)]
+        assert sharing.foreign_processes is not None
+        assert [(s["pid"], s["memory_bytes"], s["active"]) for s in sharing.foreign_processes] == [(1, 3 * GIB, False)]
     nvml.say(working=[mine, stranger])
     for policy in ("wait", "refuse"):
         sharing = look(gpu, policy, wait_s=0.3)
         with pytest.raises(EvaluationEnded) as ended:
             sharing.before_timing()
         assert ended.value.outcome.category is Category.TIMING_UNSTABLE
-        assert ended.value.outcome.facts.strangers == Facts(strangers=sharing.strangers).strangers
+        assert (
+            ended.value.outcome.facts.foreign_processes
+            == Facts(foreign_processes=sharing.foreign_processes).foreign_processes
+        )
     sharing = look(gpu, "label")
     sharing.before_timing()
     sharing.after_timing()
-    assert [s["active"] for s in sharing.strangers or ()] == [True]
+    assert [s["active"] for s in sharing.foreign_processes or ()] == [True]
 
 
 def test_a_stranger_that_stops_is_waited_for_and_one_that_begins_is_seen(nvml: Gpus) -> None:
@@ -164,10 +167,10 @@ def test_a_stranger_that_stops_is_waited_for_and_one_that_begins_is_seen(nvml: G
     sharing = look(nvml.uuids[0], "wait")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(sharing.before_timing)
-        until(lambda: sharing.strangers, what="the stranger")
+        until(lambda: sharing.foreign_processes, what="the stranger")
         nvml.say(working=[])
         waiting.result()
-    assert [s["active"] for s in sharing.strangers or ()] == [True]
+    assert [s["active"] for s in sharing.foreign_processes or ()] == [True]
     nvml.say(working=[1])
     with pytest.raises(EvaluationEnded, match="while the kernel was timed"):
         sharing.after_timing()
@@ -179,4 +182,4 @@ def test_where_activity_is_not_told_a_stranger_is_only_told(nvml: Gpus) -> None:
     nvml.write()
     sharing = look(nvml.uuids[0], "refuse")
     sharing.before_timing()
-    assert [s["active"] for s in sharing.strangers or ()] == [None]
+    assert [s["active"] for s in sharing.foreign_processes or ()] == [None]

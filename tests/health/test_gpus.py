@@ -115,10 +115,10 @@ def test_an_evaluation_that_ends_as_gpu_unhealthy_has_its_gpu_tested(
         [submitted] = evaluations.submit(engine, [Request.model_validate(fields())])
         claim = evaluations.claim(engine, submitted.evaluation_id, worker_id=worker, lease_s=30)
         assert _state(engine).running == (submitted.evaluation_id,)
-        finish(engine, claim, ended(category, message="the canary answered 7"))
+        finish(engine, claim, ended(category, message="the self-test answered 7"))
         assert _state(engine).due is due
     known = _state(engine)
-    assert (known.failures, known.reason, known.running) == (1, "the canary answered 7", ())
+    assert (known.failures, known.reason, known.running) == (1, "the self-test answered 7", ())
 
 
 def test_gpus_are_named_by_index_and_host_or_by_uuid(engine: Engine, gpu: str) -> None:

@@ -27,7 +27,7 @@ def measurement(median_ms: float, basis: str = "gpu_clock") -> Measurement:
     """Return a time whose mean is twice its median."""
     return Measurement(
         basis=basis, count=17, median_ms=median_ms, q1_ms=median_ms * 0.9, q3_ms=median_ms * 1.1, std_ms=0.5,
-        mean_ms=median_ms * 2, min_ms=median_ms / 2, max_ms=median_ms * 4, null_ms=0.1, cold_l2=True,
+        mean_ms=median_ms * 2, min_ms=median_ms / 2, max_ms=median_ms * 4, overhead_ms=0.1, cold_l2=True,
     )  # fmt: skip
 
 

@@ -157,7 +157,7 @@ def _row(program: Program, verdict: Verdict) -> dict[str, Any]:
 
 
 def _runtime(verdict: Verdict) -> dict[str, Any] | None:
-    kept = {"basis", "count", "median_ms", "q1_ms", "q3_ms", "min_ms", "null_ms"}
+    kept = {"basis", "count", "median_ms", "q1_ms", "q3_ms", "min_ms", "overhead_ms"}
     return verdict.runtime.model_dump(include=kept) if verdict.runtime else None
 
 

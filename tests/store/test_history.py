@@ -17,7 +17,7 @@ from tests.store.steps import LOST, PASSED, finish
 class TestSuspicion:
     """A kernel that kills workers has a third, exclusive attempt, and no fourth."""
 
-    UNHEALTHY = Outcome(category=Category.GPU_UNHEALTHY, message="the canary failed")
+    UNHEALTHY = Outcome(category=Category.GPU_UNHEALTHY, message="the self-test failed")
 
     def test_the_third_try_is_alone_and_the_last(self, engine: Engine, submit, claim) -> None:
         """The third attempt is the last one in spite of a higher limit, and the verdict lists all attempts."""

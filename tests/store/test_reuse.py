@@ -278,9 +278,13 @@ class TestHonesty:
 
     def test_a_disturbed_time_is_not_reused(self) -> None:
         """Neither is a noisy one, which is shown with one digit, or a result of a suspected kernel."""
-        assert all(reusable(passed(evidence=Evidence(strangers=seen))) for seen in (None, (), "unknown"))
+        assert all(reusable(passed(evidence=Evidence(foreign_processes=seen))) for seen in (None, (), "unknown"))
         stranger = ForeignGpuProcess(pid=1, name=None, memory_bytes=None, active=True)
-        for disturbed in ({"alone": True}, {"baseline_drift": Drift(was_ms=1, is_ms=2)}, {"strangers": (stranger,)}):
+        for disturbed in (
+            {"alone": True},
+            {"baseline_drift": Drift(was_ms=1, is_ms=2)},
+            {"foreign_processes": (stranger,)},
+        ):
             assert not reusable(passed(evidence=Evidence(**disturbed))), disturbed
         ends = {"low_ms": 0.3, "high_ms": 0.7}
         noisy = passed(runtime=measurement(0.5).model_copy(update=ends), baseline=timed(1.0).runtime)

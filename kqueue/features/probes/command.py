@@ -90,7 +90,7 @@ def now(
     lane: Annotated[str, typer.Option(help="The lane on which it waits.")],
     kind: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="honest, cheat or spin (a kernel of known duration). Default: any."),
+        typer.Option(metavar="KIND", help="honest, cheat or known_duration. Default: any."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:

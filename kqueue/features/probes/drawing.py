@@ -1,6 +1,6 @@
 """Probes: evaluations with a known outcome, which a fleet runs among the real ones to verify its judge.
 
-A probe is a kernel that must pass, a cheat that must be refused, or a known-duration kernel (``spin``), whose
+A probe is a kernel that must pass, a cheat that must be refused, or a known-duration kernel, whose
 ``forward`` takes a known time. Names, constants and shapes are random in each probe, so that no result can be cached.
 
 A known-duration kernel busy-waits on a clock until its time is over, so a call never takes less. On a GPU, nothing else
@@ -221,17 +221,17 @@ def _judge_clock(verdict: Verdict, duration_ms: float) -> Judgement:
     else:
         # The judge subtracts the launch overhead. With it, the shortest call takes at least the known duration.
         low, high = _CPU_BAND
-        least, most = taken.min_ms + taken.null_ms, taken.min_ms
+        least, most = taken.min_ms + taken.overhead_ms, taken.min_ms
     bias = (most if most > duration_ms else min(least, duration_ms)) / duration_ms - 1
     summary = f"a known duration of {duration_ms:.3f} ms was timed at {most:.3f} ms"
     if least < low * duration_ms:
         return Judgement(Finding.CLOCK_SHORT, summary, bias)
     if most > high * duration_ms:
-        if verdict.evidence.strangers:
+        if verdict.evidence.foreign_processes:
             return Judgement(Finding.VOID, f"{summary}, with other or unidentified processes on the GPU")
         return Judgement(Finding.CLOCK_LONG, summary, bias)
     if other is not None and (taken.basis, other.basis) == ("cpu_clock", "cpu_clock"):
-        ratio = (other.min_ms + other.null_ms) / (taken.min_ms + taken.null_ms)
+        ratio = (other.min_ms + other.overhead_ms) / (taken.min_ms + taken.overhead_ms)
         if not _CPU_RATIO[0] <= ratio <= _CPU_RATIO[1]:
             summary += f", and its reference with {_LONGER:.0f} times the duration at {ratio:.2f} times the time"
             return Judgement(Finding.CLOCK_UNEVEN, summary, bias)

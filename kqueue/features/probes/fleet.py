@@ -126,12 +126,12 @@ class Clock:
 
     Attributes:
         resource: ``cpu`` or ``gpu``.
-        spins: number of known-duration kernels.
+        kernels: number of known-duration kernels.
         bias, worst: median error of the measured time, and the error with the largest absolute value.
     """
 
     resource: str
-    spins: int
+    kernels: int
     bias: float
     worst: float
 
@@ -143,7 +143,7 @@ class Record:
     Attributes:
         judged: number of probes with a finding.
         void: number of probes without one, because the fleet failed or no worker judged them.
-        cheats, honest, spins: number of judged probes of each kind.
+        cheats, honest, known_durations: number of judged probes of each kind.
         findings: number of probes for each finding except ``void``.
         clocks: the timing errors of known-duration kernels.
         places: number of devices that judged a probe.
@@ -158,7 +158,7 @@ class Record:
     void: int
     cheats: int
     honest: int
-    spins: int
+    known_durations: int
     findings: dict[Finding, int]
     clocks: tuple[Clock, ...]
     places: int
@@ -186,7 +186,7 @@ class Record:
             void=len(rows) - len(judged),
             cheats=kinds[ProbeKind.CHEAT],
             honest=kinds[ProbeKind.HONEST],
-            spins=kinds[ProbeKind.KNOWN_DURATION],
+            known_durations=kinds[ProbeKind.KNOWN_DURATION],
             findings={finding: findings[finding] for finding in Finding if findings[finding]},
             clocks=tuple(
                 Clock(of, len(by), statistics.median(by), max(by, key=abs)) for of, by in sorted(biases.items())
@@ -204,10 +204,10 @@ class Record:
         if self.judged:
             line = (
                 f"the judge: {self.judged} probes in the last day: {self.cheats_accepted} of {self.cheats} cheats "
-                f"accepted, {self.honest_refused} of {self.honest + self.spins} honest kernels refused"
+                f"accepted, {self.honest_refused} of {self.honest + self.known_durations} honest kernels refused"
             )
             for one in self.clocks:
-                line += f", the {one.resource} clock {one.bias:+.1%} (at worst {one.worst:+.1%}, {one.spins} kernels)"
+                line += f", the {one.resource} clock {one.bias:+.1%} (at worst {one.worst:+.1%}, {one.kernels} kernels)"
             yield line, "yellow" if self.wrong else ""
         for one in self.pauses:
             line = f"{one.device} of {one.host} is paused by probes since {age(one.paused_at)}: {one.reason}"

@@ -50,7 +50,7 @@ def reusable(outcome: Outcome) -> bool:
     processes or on a device that had changed.
     """
     evidence = outcome.evidence
-    disturbed = evidence.baseline_drift is not None or evidence.strangers not in (None, "unknown", ())
+    disturbed = evidence.baseline_drift is not None or evidence.foreign_processes not in (None, "unknown", ())
     tried = any(not attempt.handed_back for attempt in evidence.attempts or ())
     steady = not disturbed and not is_noisy(outcome.speedup_interval)
     return outcome.category.info.reusable and steady and not tried and not evidence.alone

@@ -128,7 +128,7 @@ def test_ends() -> None:
 def outcome(speedup: float) -> Outcome:
     def time(median_ms: float) -> Measurement:
         times = dict.fromkeys(("median_ms", "q1_ms", "q3_ms", "mean_ms", "min_ms", "max_ms"), median_ms)
-        return Measurement(basis="cpu_clock", count=9, std_ms=0, null_ms=0, cold_l2=False, **times)
+        return Measurement(basis="cpu_clock", count=9, std_ms=0, overhead_ms=0, cold_l2=False, **times)
 
     return Outcome(category=Category.PASSED, runtime=time(1.0), baseline=time(speedup))
 

@@ -31,9 +31,11 @@ def finding(kind: ProbeKind, known: Verdict, duration_ms: float | None = None) -
     return drawing.judge(known, kind=kind, duration_ms=duration_ms).finding
 
 
-def taken(shortest_ms: float, median_ms: float = 25.0, basis: str = "cpu_clock", null_ms: float = 0.1) -> Measurement:
+def taken(
+    shortest_ms: float, median_ms: float = 25.0, basis: str = "cpu_clock", overhead_ms: float = 0.1
+) -> Measurement:
     """Return a measurement with this shortest call without launch overhead, and this median."""
-    changes = {"min_ms": shortest_ms, "median_ms": median_ms, "basis": basis, "null_ms": null_ms}
+    changes = {"min_ms": shortest_ms, "median_ms": median_ms, "basis": basis, "overhead_ms": overhead_ms}
     return measurement(median_ms).model_copy(update=changes)
 
 
@@ -82,7 +84,7 @@ def test_a_category_is_right_or_wrong_or_shows_nothing(kind: ProbeKind, category
 
 
 @pytest.mark.parametrize(
-    ("shortest_ms", "null_ms", "reference_ms", "shows"),
+    ("shortest_ms", "overhead_ms", "reference_ms", "shows"),
     [
         (25.0, 0.1, 50.0, Finding.AGREED),
         (33.0, 0.1, 60.0, Finding.AGREED),  # a busy host
@@ -94,10 +96,13 @@ def test_a_category_is_right_or_wrong_or_shows_nothing(kind: ProbeKind, category
     ],
 )
 def test_a_clock_of_a_cpu_has_wide_bounds(
-    shortest_ms: float, null_ms: float, reference_ms: float, shows: Finding
+    shortest_ms: float, overhead_ms: float, reference_ms: float, shows: Finding
 ) -> None:
     """Half and double times are findings, in one or both measurements, but not the times of a busy host."""
-    times = {"runtime": taken(shortest_ms, null_ms=null_ms), "baseline": taken(reference_ms, null_ms=null_ms)}
+    times = {
+        "runtime": taken(shortest_ms, overhead_ms=overhead_ms),
+        "baseline": taken(reference_ms, overhead_ms=overhead_ms),
+    }
     assert finding(ProbeKind.KNOWN_DURATION, verdict(**times), 25.0) is shows
 
 

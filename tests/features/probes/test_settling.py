@@ -229,13 +229,13 @@ def test_the_record_tells_what_clocks_were_off_by(engine: Engine, judge: Callabl
     for shortest in (30.0, 31.0, 33.0):
         identity = probes.submit(engine, "cpu", ProbeKind.KNOWN_DURATION)
         change(engine, "UPDATE probes SET spin_ms = 30 WHERE evaluation_id = :id", id=identity)
-        times = {"min_ms": shortest, "null_ms": 0.1}
+        times = {"min_ms": shortest, "overhead_ms": 0.1}
         runtime, baseline = (measurement(shortest).model_copy(update=times | more) for more in ({}, {"min_ms": 60.0}))
         judge(identity, passed(runtime=runtime, baseline=baseline))
         step(engine, share=0)
     known = probes.Record.read(engine, live_s=LIVE_S)
     assert known.findings == {Finding.AGREED: 3}
     [clock] = known.clocks
-    assert (clock.resource, clock.spins) == ("cpu", 3)
+    assert (clock.resource, clock.kernels) == ("cpu", 3)
     assert (clock.bias, clock.worst) == (pytest.approx(1 / 30), pytest.approx(0.1))
     assert known.unmet == ("cpu-1@here",)

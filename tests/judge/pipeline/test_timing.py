@@ -53,7 +53,7 @@ def test_the_null_is_subtracted_but_its_empty_kernel_is_not() -> None:
     """The launch overhead is measured with an empty kernel, and the time of that kernel is not subtracted."""
     assert measured().median_ms == pytest.approx(0.710)
     assert measured(empty_ns=1_500.0).median_ms == pytest.approx(0.7115)
-    assert measured(empty_ns=1_500.0).null_ms == pytest.approx(0.3)
+    assert measured(empty_ns=1_500.0).overhead_ms == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(("calls", "has_time"), [([290_000, 310_000, 320_000], True), ([290_000] * 3, False)])

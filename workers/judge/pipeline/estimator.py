@@ -365,7 +365,7 @@ def overhead_of(series: Series, baseline: Measurement | None = None, *, on_gpu: 
         return own
     then, now = baseline.yardstick_ms, series.yardstick_ms
     quicker = 0.0 if then is None or now is None else max(0.0, then - now)
-    theirs = (baseline.null_ms - quicker) * 1e6 - series.spared_ns
+    theirs = (baseline.overhead_ms - quicker) * 1e6 - series.spared_ns
     slack = _CPU_OVERHEAD_NS if on_gpu and series.basis == "cpu_clock" else 0.0
     return max(0.0, own if own <= theirs + slack else theirs)
 
@@ -415,7 +415,7 @@ def summarise(
         precision=half_width(samples[0]) / 1e6 / median if median > 0 else None, low_ms=max(0.0, median - error_ms),
         high_ms=median + error_ms, is_fine=own is not None, yardstick_ms=series.yardstick_ms, median_ms=median,
         q1_ms=q1, q3_ms=q3, mean_ms=statistics.fmean(times), std_ms=statistics.stdev(times), min_ms=min(times),
-        max_ms=max(times), null_ms=overhead_ns / 1e6, cold_l2=timing.cold_l2 and on_gpu,
+        max_ms=max(times), overhead_ms=overhead_ns / 1e6, cold_l2=timing.cold_l2 and on_gpu,
         clocks=Clocks.model_validate(series.clocks), histogram=_histogram(times, q3 + _FAR * (q3 - q1)),
         samples_ms=tuple(round(each, 6) for each in times),
     )  # fmt: skip

@@ -106,9 +106,9 @@ class EvidenceBuilder:
     tests: Fields | None = None
     compiled_baseline: Fields | None = None
     baseline_drift: Fields | None = None
-    canary: str | None = None
+    self_test: str | None = None
     leaked_bytes: int | None = None
-    strangers: list[Fields] | str | None = None
+    foreign_processes: list[Fields] | str | None = None
     reference: Fields | None = None
     gpu_memory: Fields | None = None
     isolation: Fields | None = None

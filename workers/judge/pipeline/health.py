@@ -110,7 +110,7 @@ class Sharing:
         self._fleet = linux.parent(_family() or 0) if fleet is None else fleet
 
     @property
-    def strangers(self) -> list[dict[str, Any]] | None:
+    def foreign_processes(self) -> list[dict[str, Any]] | None:
         """Foreign processes seen so far, or None if they cannot be distinguished from the fleet's own processes.
 
         Each is a record of ``pid``, ``name``, ``memory_bytes`` on the GPU and ``active``, which is True if the process
@@ -141,7 +141,7 @@ class Sharing:
             Category.TIMING_UNSTABLE,
             f"other processes computed on the GPU {when}: {busy}",
             Phase.TIME,
-            strangers=self.strangers,
+            foreign_processes=self.foreign_processes,
         )
 
     def _look(self) -> bool:
@@ -202,8 +202,8 @@ class Device:
         """Run the GPU self-test, which takes milliseconds. ``final`` is True if the kernel is gone."""
         if self._slot.on_gpu:
             self._steps.enter(Phase.SELF_TEST, time.monotonic() + SELF_TEST_S)
-            with self._steps.timed("canary"):
-                self._evidence.canary = test()
+            with self._steps.timed("self_test"):
+                self._evidence.self_test = test()
             self._steps.enter(Phase.PREPARE)
         self._passed |= final
 
@@ -243,8 +243,8 @@ class Device:
             yield
         finally:
             if self._is_timed:
-                strangers = self._sharing.strangers
-                self._evidence.strangers = "unknown" if strangers is None else strangers
+                foreign_processes = self._sharing.foreign_processes
+                self._evidence.foreign_processes = "unknown" if foreign_processes is None else foreign_processes
 
 
 def _family() -> int | None:

@@ -11,7 +11,7 @@ from kqueue.evidence import Measurement, PassResult, speedup_interval
 from workers.judge.pipeline.evidence import Fields
 
 #: Fields of the evidence about the device or the processes, which the last judgement has.
-LATEST: Final = ("cpu_s", "canary", "leaked_bytes", "cleanup")
+LATEST: Final = ("cpu_s", "self_test", "leaked_bytes", "cleanup")
 #: Share of both passes together and of forward alone in the time of each pass.
 _TERMS: Final = {"forward": (0, 1), "backward": (1, -1), "both": (1, 0)}
 

@@ -180,7 +180,7 @@ def _mean(times: Sequence[Measurement | None], weights: Sequence[float]) -> Meas
         discarded=sum(one.discarded for one in known),
         low_ms=None if error is None else max(0.0, mean["median_ms"] * (1 - error)),
         high_ms=None if error is None else mean["median_ms"] * (1 + error),
-        null_ms=sum(share * one.null_ms for share, one in zip(shares, known, strict=True)),
+        overhead_ms=sum(share * one.overhead_ms for share, one in zip(shares, known, strict=True)),
         is_fine=all(one.is_fine for one in known),
         cold_l2=all(one.cold_l2 for one in known),
         clocks=known[-1].clocks,

@@ -67,7 +67,7 @@ class Measured:
 def measure(context: Context, referenced: Referenced, loaded: Loaded) -> Measured:
     """Check and time the candidate."""
     steps, candidate = context.steps, loaded.candidate
-    with steps.timed("wait_for_strangers"):
+    with steps.timed("wait_for_processes"):
         context.device.before_timing()
     checks, times, checked = _Checks(context, referenced, candidate), None, 0
     shares, timed = shares_checks(context, referenced.reference), referenced.baseline is not None
