@@ -1,7 +1,7 @@
 """Receipts: signed records of finished evaluations, and their keys.
 
-A receipt is one line of canonical JSON: sorted keys, no white space, ASCII, the shortest decimals that identify each
-number. The Ed25519 signature covers this line without the member ``signature``. The extra ``http`` is required.
+A receipt is an in-toto statement in a DSSE envelope. Both are canonical JSON: sorted keys, no white space, ASCII, the
+shortest decimals that identify each number. The extra ``http`` is required.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+from base64 import b64encode
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -33,21 +34,28 @@ except ImportError as missing:
 if TYPE_CHECKING:
     from kqueue.store.reports import Detail
 
-#: Version of the form.
-SCHEMA: Final = "kqueue.receipt/1"
+#: Address of the statement's predicate and of its schema, with their version.
+PREDICATE: Final = "urn:kqueue:receipt:2"
+_PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 _KEY: Final = re.compile(rb"-----BEGIN PRIVATE KEY-----[^-]+-----END PRIVATE KEY-----")
 _Hash = Annotated[str, Field(pattern=f"^{HASH}$")]
 
 
-class Receipt(Part):
-    """A signed record of a finished evaluation."""
+class Envelope(Part):
+    """A signed record of a finished evaluation, in the form of DSSE."""
 
-    form: Annotated[Literal["kqueue.receipt/1"], Field(alias="schema")]
-    """Version of the form."""
+    payload: str
+    """An in-toto statement in Base64. Its predicate's type is ``urn:kqueue:receipt:2``."""
+    payload_type: Annotated[Literal["application/vnd.in-toto+json"], Field(alias="payloadType")]
+    signatures: list[dict[Literal["keyid", "sig"], str]]
+    """The short name of the fleet's key, and its Ed25519 signature in Base64."""
+
+
+class Receipt(Part):
+    """A record of a finished evaluation: the predicate of a signed in-toto statement."""
+
     public_key: _Hash
     """The Ed25519 key that signed, in hexadecimal."""
-    signature: Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
-    """Signature of the file's line without this member, in hexadecimal."""
     issued_at: datetime
     """Time of the signature, in UTC."""
     issued_by: str
@@ -60,6 +68,8 @@ class Receipt(Part):
     """SHA-256 of the problem's source without shapes that are held out."""
     kernel_hash: _Hash
     """SHA-256 of the kernel's backend, a NUL byte, and the kernel's source."""
+    kernel_source_hash: _Hash | None = None
+    """SHA-256 of the kernel's source. Null only in the first form of receipts."""
     settings: dict[str, Any]
     """Settings with which the evaluation was submitted."""
     purpose: str | None = None
@@ -109,7 +119,6 @@ def key_id(public: str) -> str:
 def issue(key: Ed25519PrivateKey, detail: Detail, verdict: Verdict, *, sources: bool) -> bytes:
     """Return the receipt of an evaluation as the bytes of a file."""
     document: dict[str, Any] = {
-        "schema": SCHEMA,
         "public_key": public_key(key),
         "issued_at": datetime.now(UTC).isoformat(),
         "issued_by": version("kqueue"),
@@ -117,14 +126,38 @@ def issue(key: Ed25519PrivateKey, detail: Detail, verdict: Verdict, *, sources: 
         "problem_hash": detail.problem_hash,
         "public_problem_hash": sha256(detail.problem),
         "kernel_hash": detail.kernel_hash,
+        "kernel_source_hash": sha256(detail.kernel),
         "settings": dict(detail.settings),
         "purpose": next((one[:-1] for one in registry.each_of("trials") if (detail.batch or "").startswith(one)), None),
         "problem": detail.problem if sources else None,
         "kernel": detail.kernel if sources else None,
         "verdict": verdict.model_dump(mode="json") | ({} if sources else {"log": ""}),
     }
-    document["signature"] = key.sign(canonical(document)).hex()
-    return canonical(document) + b"\n"
+    return enclose(document, key.sign(signable(document)))
+
+
+def enclose(document: Mapping[str, Any], signature: bytes) -> bytes:
+    """Return a receipt's file: an envelope with its statement."""
+    signatures = [{"keyid": key_id(document["public_key"]), "sig": b64encode(signature).decode()}]
+    payload = b64encode(_statement(document)).decode()
+    return canonical({"payload": payload, "payloadType": _PAYLOAD_TYPE, "signatures": signatures}) + b"\n"
+
+
+def signable(document: Mapping[str, Any]) -> bytes:
+    """Return the bytes that a receipt's signature covers: DSSE's encoding of its statement."""
+    content = _statement(document)
+    return f"DSSEv1 {len(_PAYLOAD_TYPE)} {_PAYLOAD_TYPE} {len(content)} ".encode() + content
+
+
+def _statement(document: Mapping[str, Any]) -> bytes:
+    subject = {"problem": "problem_hash", "public problem": "public_problem_hash", "kernel": "kernel_source_hash"}
+    statement = {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": name, "digest": {"sha256": document[one]}} for name, one in subject.items()],
+        "predicateType": PREDICATE,
+        "predicate": document,
+    }
+    return canonical(statement)
 
 
 def sha256(source: str) -> str:
@@ -137,12 +170,10 @@ def canonical(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def signed(document: Mapping[str, Any]) -> bool:
-    """Return True if a receipt has the signature of the key that it names."""
-    signature, public = (str(document.get(name)) for name in ("signature", "public_key"))
-    content = canonical({name: value for name, value in document.items() if name != "signature"})
+def signed(public: str, signature: bytes, content: bytes) -> bool:
+    """Return True if the private part of a public key signed ``content``."""
     try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(bytes.fromhex(signature), content)
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(signature, content)
     except (InvalidSignature, ValueError):
         return False
     return True

@@ -21,6 +21,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "schemas"
 HIGHEST = ("maximum", "exclusiveMaximum", "maxLength", "maxItems")
 LOWEST = ("minimum", "exclusiveMinimum", "minLength", "minItems")
 Schema = Mapping[str, Any]
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def current() -> dict[str, dict[str, Any]]:
@@ -28,7 +29,7 @@ def current() -> dict[str, dict[str, Any]]:
     from kqueue.config import load
     from kqueue.contract import Request, Verdict
     from kqueue.http.app import create_app
-    from kqueue.receipts import Receipt
+    from kqueue.receipts import PREDICATE, Receipt
 
     http = create_app(load(database_url="postgresql+psycopg://nowhere/none")).openapi()
     paths = {path: methods for path, methods in http["paths"].items() if path.startswith("/v1/")}
@@ -36,18 +37,14 @@ def current() -> dict[str, dict[str, Any]]:
     sent = needed([one.get("requestBody") for methods in paths.values() for one in methods.values()], shapes)
     verdict, receipt = (model.model_json_schema(mode="serialization") for model in (Verdict, Receipt))
     # A later version can answer with further fields. A receipt itself has exactly the fields of its form.
-    for answer in (
-        verdict,
-        *verdict["$defs"].values(),
-        *receipt["$defs"].values(),
-        *(shapes[name] for name in shapes.keys() - sent.keys()),
-    ):
+    answers = [shapes[name] for name in shapes.keys() - sent.keys()]
+    for answer in (verdict, *verdict["$defs"].values(), *receipt["$defs"].values(), *answers):
         if answer.get("additionalProperties") is False:
             del answer["additionalProperties"]
     return {
         "request": Request.model_json_schema(),
-        "verdict": verdict,
-        "receipt": receipt,
+        "verdict": {"$schema": DIALECT, "$id": "urn:kqueue:verdict:1", **verdict},
+        "receipt": {"$schema": DIALECT, "$id": PREDICATE, **receipt},
         "http": {**http, "paths": paths, "components": {"schemas": shapes}},
         "python": python(),
     }

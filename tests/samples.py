@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from base64 import b64decode
 from typing import Any, Final
 
 from kqueue.categories import Category
@@ -56,6 +58,11 @@ def ended(category: Category, **fields: Any) -> Outcome:
     if needs.phase:
         least["phase"] = Phase.CHECK
     return Outcome(category=category, **least | fields)
+
+
+def stated(receipt: bytes | str) -> Any:
+    """Return the content of a receipt: the predicate of the statement in its envelope."""
+    return json.loads(b64decode(json.loads(receipt)["payload"]))["predicate"]
 
 
 def request_fields(number: int = 0, **changes: object) -> dict[str, object]:

@@ -233,7 +233,7 @@ async def artifact(evaluation_id: UUID, name: ArtifactName, _: Reader, gateway: 
 
 
 @router.get(
-    "/evaluations/{evaluation_id}/receipt", responses=failures.documented(409) | {200: {"model": receipts.Receipt}}
+    "/evaluations/{evaluation_id}/receipt", responses=failures.documented(409) | {200: {"model": receipts.Envelope}}
 )
 async def receipt(
     evaluation_id: UUID,

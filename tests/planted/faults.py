@@ -616,8 +616,16 @@ FAULTS = (
         "receipt_reformatted",
         "A receipt with changed bytes does not verify.",
         "kqueue/features/receipts/checks.py",
-        '        elif canonical(document) + b"\\n" != content:',
-        "        elif False:",
+        "    if same != content:",
+        "    if False:",
+        ("tests/features/receipts/test_receipts.py",),
+    ),
+    Fault(
+        "receipt_for_kqueue_only",
+        "Another project's tool verifies a receipt.",
+        "kqueue/receipts.py",
+        "{_PAYLOAD_TYPE} {len(content)} ",
+        "{_PAYLOAD_TYPE} ",
         ("tests/features/receipts/test_receipts.py",),
     ),
     Fault(

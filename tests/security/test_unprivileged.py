@@ -17,7 +17,7 @@ import pytest
 
 from kqueue.config import FLEET_FILE
 from kqueue.local.process import running
-from tests.samples import RELU, RELU_KERNEL
+from tests.samples import RELU, RELU_KERNEL, stated
 from tests.waiting import below
 from workers.judge.host import linux
 from workers.judge.sandbox import level
@@ -141,7 +141,7 @@ def test_a_user_who_is_not_root_runs_a_fleet(user: User) -> None:
         lines = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
         found = {line["kernel_label"]: line["verdict"]["category"] for line in lines}
         assert found == {name: category for name, (_, category) in KERNELS.items()}, told
-        verdict = json.loads(user.run("-m", "kqueue", "receipt", lines[0]["id"]))["verdict"]
+        verdict = stated(user.run("-m", "kqueue", "receipt", lines[0]["id"]))["verdict"]
         assert verdict["category"] == "passed"
         isolation = verdict["evidence"]["isolation"]
         assert isolation["own_uid"] == "the fleet is not root"

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from base64 import b64decode
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from kqueue.contract import Outcome, Request, Result, Verdict, rules_of
 from kqueue.evidence import Environment
-from kqueue.receipts import SCHEMA, Receipt, canonical, key_id, sha256, signed
+from kqueue.receipts import PREDICATE, Receipt, canonical, enclose, key_id, sha256, signable, signed
 from kqueue.shapes import HELD_OUT
 
 #: Maximum size of a receipt in bytes. A kernel of tests has up to 16 MiB.
 MAX_BYTES: Final = 64 << 20
+#: The form of receipts without an envelope, which is read only.
+_FIRST: Final = "kqueue.receipt/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +34,15 @@ class Check:
 
 def verify(content: bytes, known: Collection[str] | None) -> tuple[list[Check], Receipt | None]:
     """Return the checks of a file, and its receipt if it can be read. ``known`` has the fleet's public keys, if any."""
-    fault, document = "", dict[str, Any]()
     try:
         if len(content) > MAX_BYTES:
             raise ValueError
-        document = cast("dict[str, Any]", json.loads(content))
-        if document["schema"] != SCHEMA:
-            fault = f"of the form {document['schema']}, and this version of kqueue reads {SCHEMA}"
-        elif canonical(document) + b"\n" != content:
-            fault = "not in canonical form: its bytes were changed, for example by an editor"
+        form, document, is_signed = _opened(content)
     except (ValueError, TypeError, KeyError, RecursionError):
-        fault = f"no receipt of at most {MAX_BYTES} bytes, or its bytes were changed"
-    if fault:
-        return [Check("form", False, fault)], None
-    checks = [Check("form", True, f"{SCHEMA} in canonical JSON"), *_signature(document, known)]
+        return [Check("form", False, f"no receipt of at most {MAX_BYTES} bytes, or its bytes were changed")], None
+    if not form.holds:
+        return [form], None
+    checks = [form, *_signature(document, known, is_signed=is_signed)]
     given = document.get("verdict")
     try:
         # Unknown parts of facts, evidence and environment come from another version.
@@ -61,6 +59,7 @@ def differing(receipt: Receipt, problem: str, kernel: str) -> list[str]:
     """Return the names of the given sources that are not the judged ones by their hashes."""
     wrong = [] if sha256(problem) in (receipt.problem_hash, receipt.public_problem_hash) else ["problem"]
     same = Request.model_construct(kernel=kernel, backend=receipt.verdict.backend).kernel_hash == receipt.kernel_hash
+    same &= receipt.kernel_source_hash in (None, sha256(kernel))
     return wrong if same else [*wrong, "kernel"]
 
 
@@ -84,8 +83,32 @@ def compare(verdict: Verdict, now: Result, environment: Environment | None, *, w
             yield Check(name, agrees, f"the intervals {'overlap' if agrees else 'do not overlap'}: {shown}")
 
 
-def _signature(document: Mapping[str, Any], known: Collection[str] | None) -> Iterator[Check]:
-    public, is_signed = str(document.get("public_key")), signed(document)
+def _opened(content: bytes) -> tuple[Check, dict[str, Any], bool]:
+    """Return the check of a file's form, its content, and whether the key that it names signed this."""
+    given = json.loads(content)
+    if "payload" in given:
+        statement, [one] = json.loads(b64decode(given["payload"])), given["signatures"]
+        form, document, signature = statement["predicateType"], statement["predicate"], b64decode(one["sig"])
+    else:
+        form, signature = given["schema"], bytes.fromhex(given["signature"])
+        document = {name: value for name, value in given.items() if name not in ("schema", "signature")}
+    fault = "not in canonical form: its bytes were changed, for example by an editor"
+    if form == PREDICATE:
+        covered, same = signable(document), enclose(document, signature)
+    elif form == _FIRST:
+        whole = document | {"schema": form}
+        covered, same = canonical(whole), canonical(whole | {"signature": signature.hex()}) + b"\n"
+    else:
+        covered, same = b"", b""
+        fault = f"of the form {form}, and this version of kqueue reads {PREDICATE} and {_FIRST}"
+    if same != content:
+        return Check("form", False, fault), {}, False
+    is_signed = signed(document["public_key"], signature, covered)
+    return Check("form", True, f"{form} in canonical JSON"), document, is_signed
+
+
+def _signature(document: Mapping[str, Any], known: Collection[str] | None, *, is_signed: bool) -> Iterator[Check]:
+    public = document["public_key"]
     changed = "not by the key that is named, so the content was changed"
     yield Check("signature", is_signed, f"by the key {key_id(public)}" if is_signed else changed)
     unknown = "not known to be a fleet's: anyone can create a key. Give the fleet's with --key"

@@ -1,28 +1,38 @@
-"""Receipts without a fleet: stored ones of earlier versions, changed bytes, wrong statements, new judgements."""
+"""Receipts without a fleet: another project's tool, stored ones, changed bytes, wrong statements, new judgements."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
+from in_toto_attestation.v1.statement import Statement
+from in_toto_attestation.v1.statement_pb2 import Statement as Fields
+from securesystemslib.exceptions import VerificationError
 
 from kqueue import receipts
 from kqueue.categories import Category
-from kqueue.contract import Outcome, Verdict
+from kqueue.contract import Outcome, Verdict, parse_request
 from kqueue.errors import ConfigError
 from kqueue.evidence import Environment
 from kqueue.features.receipts import checks
+from kqueue.store.reports import Detail
 from tests.cli.command import Cli
-from tests.samples import ended
+from tests.samples import ended, request_fields
 
 FOLDER = Path(__file__).parent
+DOCS = FOLDER.parents[2] / "docs"
 #: Receipts that version 0.2.0 wrote, and the key that signed them. They are never written again.
 STORED = {name: (FOLDER / f"version1{name}.json").read_bytes() for name in ("", "-shapes")}
 KEY = "25631b2225d7193c0ef8d471f0fec7eef6e1d26965c397cbd29c0fe319c98902"
@@ -35,15 +45,24 @@ def results(content: bytes, known: tuple[str, ...] | None = None) -> dict[str, b
     return {check.name: check.holds for check in checks.verify(content, known)[0]}
 
 
-def forged(change: Callable[[Document], object], name: str = "") -> bytes:
-    """Return a stored receipt with a change, signed by another key."""
+def forged(change: Callable[[Document], object], name: str = "", *, first: bool = True) -> bytes:
+    """Return a stored receipt with a change, signed by another key, in its own first form or in an envelope."""
     document = json.loads(STORED[name])
-    document["public_key"] = receipts.public_key(MINE)
-    change(document)
     del document["signature"]
+    document["public_key"] = receipts.public_key(MINE)
+    if not first:
+        del document["schema"]
+        document["kernel_source_hash"] = receipts.sha256(document["kernel"])
+    change(document)
+    if not first:
+        return receipts.enclose(document, MINE.sign(receipts.signable(document)))
     line = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
     document["signature"] = MINE.sign(line).hex()
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+
+
+#: A stored receipt's content in an envelope.
+ENVELOPE = forged(lambda _: None, first=False)
 
 
 @pytest.mark.parametrize("name", STORED)
@@ -56,12 +75,70 @@ def test_a_receipt_of_the_first_version_verifies(name: str) -> None:
     assert results(forged(lambda _: None, name), (KEY,)) | {"key": True} == results(STORED[name], (KEY,))
 
 
+def issued(number: int) -> bytes:
+    """Return a receipt as a fleet signs it, of another kernel and mostly another category for each number."""
+    stored, category = Verdict.load(json.loads(STORED[""])["verdict"]), [*Category][number % len(Category)]
+    request = parse_request(request_fields(number))
+    outcome = dict(stored if category is Category.PASSED else ended(category))
+    given = {
+        "owner": "ada", "batch": "duel-7", "settings": request.settings.model_dump(mode="json"),
+        **{name: getattr(request, name) for name in ("problem", "problem_hash", "kernel", "kernel_hash")},
+    }  # fmt: skip
+    detail = Detail(**dict.fromkeys(one.name for one in fields(Detail)) | given)
+    verdict = Verdict.model_validate(dict(stored) | outcome | {"backend": request.backend})
+    return receipts.issue(MINE, detail, verdict, sources=number % 2 == 0)
+
+
+def edited(tree: Any) -> Iterator[None]:
+    """Change each value of a document for one step."""
+    for name, value in [*tree.items()] if isinstance(tree, dict) else [*enumerate(tree)]:
+        if value and isinstance(value, dict | list):
+            yield from edited(value)
+        else:
+            tree[name] = f"{value}x"
+            yield
+            tree[name] = value
+
+
+def test_another_projects_tool_verifies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The documented lines accept each receipt and none of which a field was changed. The schema describes it."""
+    examples = re.findall(r"```python\n(.*?)```", (DOCS / "export.md").read_text(), re.DOTALL)
+    [lines] = [compile(one, "export.md", "exec") for one in examples if "securesystemslib" in one]
+    schema = jsonschema.Draft202012Validator(json.loads((DOCS / "schemas" / "receipt.json").read_text()))
+    monkeypatch.chdir(tmp_path)
+    public = receipts.public_key(MINE)
+    Path("keys.json").write_text(json.dumps({"keys": [{"key_id": receipts.key_id(public), "public_key": public}]}))
+
+    def read(content: bytes) -> Any:
+        Path("receipt.json").write_bytes(content)
+        exec(lines, found := {})
+        return found["statement"]
+
+    for content in map(issued, range(50)):
+        statement = read(content)
+        Statement.copy_from_pb(json_format.ParseDict(statement, Fields())).validate()
+        schema.validate(statement["predicate"])
+        assert statement["predicateType"] == schema.schema["$id"]
+        assert False not in results(content, (public,)).values()
+    envelope, statement = json.loads(issued(0)), read(issued(0))
+    assert statement["subject"][2]["digest"]["sha256"] == receipts.sha256(statement["predicate"]["kernel"])
+    payloads = [b64encode(receipts.canonical(statement)).decode() for _ in edited(statement)]
+    changed = [receipts.canonical(envelope | {"payload": one}) + b"\n" for one in payloads]
+    changed += [receipts.canonical(envelope) + b"\n" for _ in edited(envelope)]
+    assert len(changed) >= 100
+    for content in changed:
+        with pytest.raises((VerificationError, ValueError)):
+            read(content)
+        assert False in results(content).values(), content
+
+
 @given(
-    st.sampled_from([*STORED]), st.integers(min_value=0), st.integers(1, 255), st.sampled_from(["flip", "cut", "add"])
+    st.sampled_from([*STORED, "envelope"]),
+    *(st.integers(min_value=0), st.integers(1, 255), st.sampled_from(["flip", "cut", "add"])),
 )
 def test_every_changed_byte_fails(name: str, place: int, by: int, how: str) -> None:
     """A receipt with one byte changed, removed or added does not verify."""
-    content = STORED[name]
+    content = STORED.get(name, ENVELOPE)
     place %= len(content)
     middle = {"flip": bytes([content[place] ^ by]), "cut": b"", "add": bytes([by, content[place]])}[how]
     assert False in results(content[:place] + middle + content[place + 1 :]).values()
@@ -80,6 +157,21 @@ def test_another_spelling_fails() -> None:
     for name in ("signature", "public_key"):
         again = json.dumps(document | {name: document[name].upper()}, sort_keys=True, separators=(",", ":"))
         assert False in results(again.encode() + b"\n").values()
+
+
+def test_another_envelope_fails() -> None:
+    """An envelope with other members, signatures, white space or statements than its form's is no receipt."""
+    envelope = json.loads(ENVELOPE)
+    statement, [one] = b64decode(envelope["payload"]), envelope["signatures"]
+    others = (statement + b" ", statement.replace(b"receipt:2", b"receipt:3"), statement.replace(b"Statement/v1", b""))
+    for change in (
+        *({"payload": b64encode(other).decode()} for other in (*others, b"[]", b"{}", b"\xff")),
+        *({"payload": envelope["payload"] + end} for end in ("\n", "=", "é")),
+        *({"signatures": signatures} for signatures in ([], [one, one], [one | {"keyid": "0"}], [7], None)),
+        *({"more": 1}, {"payload": 7}, {"payloadType": "text/plain"}),
+    ):
+        assert results(receipts.canonical(envelope | change) + b"\n") == {"form": False}, change
+    assert results(forged(lambda one: one.update(schema="kqueue.receipt/2"))) == {"form": False}
 
 
 def verdict(**fields: Any) -> Callable[[Document], object]:
@@ -117,6 +209,7 @@ WRONG: list[tuple[str, Callable[[Document], object], str]] = [
     ("", lambda one: one.update(problem_hash="0" * 64), "sources"),
     ("", lambda one: one.update(problem_hash="0" * 64, public_problem_hash="0" * 64), "sources"),
     ("", lambda one: one.update(kernel_hash="0" * 64), "sources"),
+    ("", lambda one: one.update(kernel_source_hash="0" * 64), "sources"),
     ("-shapes", lambda one: one.update(public_problem_hash="0" * 64), "sources"),
     ("-shapes", of_row(name="held in", index=2), "sources"),
     ("", verdict(environment=None), "complete"),
@@ -124,14 +217,14 @@ WRONG: list[tuple[str, Callable[[Document], object], str]] = [
     ("", lambda one: one.update(more=1), "complete"),
     ("", lambda one: one.update(verdict=7), "complete"),
     ("", lambda one: one.update(public_key="0" * 64), "signature"),
-    ("", lambda one: one.update(schema="kqueue.receipt/2"), "form"),
 ]
 
 
 @pytest.mark.parametrize(("name", "change", "wrong"), WRONG)
-def test_a_wrong_statement_fails(name: str, change: Callable[[Document], object], wrong: str) -> None:
+@pytest.mark.parametrize("first", [True, False])
+def test_a_wrong_statement_fails(name: str, change: Callable[[Document], object], wrong: str, first: bool) -> None:
     """A receipt that contradicts itself fails at that statement, although its signature is right."""
-    found = results(forged(change, name))
+    found = results(forged(change, name, first=first))
     assert found[wrong] is False, found
     assert {check for check, holds in found.items() if holds is False} <= {wrong, "speedup"}
 
@@ -303,7 +396,7 @@ def test_the_command_judges_again(tmp_path: Path) -> None:
     """A replay uses the receipt's sources or equal files, and compares outcomes of different devices."""
     cli = Cli(tmp_path, {"KQUEUE_SCRATCH": str(tmp_path / "scratch")})
     settings = {"checks": 1, "timing": {"purpose": "check"}}
-    receipt = forged(lambda one: one.update(problem=None, settings=one["settings"] | settings))
+    receipt = forged(lambda one: one.update(problem=None, settings=one["settings"] | settings), first=False)
     (tmp_path / "receipt.json").write_bytes(receipt)
     given = json.loads(STORED[""])
     cli.write("problem.py", given["problem"])
