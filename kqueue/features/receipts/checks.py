@@ -21,6 +21,8 @@ from kqueue.shapes import HELD_OUT
 MAX_BYTES: Final = 64 << 20
 #: The form of receipts without an envelope, which is read only.
 _FIRST: Final = "kqueue.receipt/1"
+#: Names in the first form, and their present ones.
+_RENAMED: Final = {b"null_ms": b"overhead_ms", b"canary": b"self_test", b"strangers": b"foreign_processes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,16 @@ def _opened(content: bytes) -> tuple[Check, dict[str, Any], bool]:
     if same != content:
         return Check("form", False, fault), {}, False
     is_signed = signed(document["public_key"], signature, covered)
+    if form == _FIRST:
+        document = {name: value for name, value in json.loads(renamed(content)).items() if name in document}
     return Check("form", True, f"{form} in canonical JSON"), document, is_signed
+
+
+def renamed(content: bytes) -> bytes:
+    """Return a receipt in the first form with the present names, which its signature does not cover."""
+    for old, new in _RENAMED.items():
+        content = content.replace(b'"%b":' % old, b'"%b":' % new)
+    return content
 
 
 def _signature(document: Mapping[str, Any], known: Collection[str] | None, *, is_signed: bool) -> Iterator[Check]:
