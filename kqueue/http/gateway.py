@@ -26,6 +26,7 @@ from kqueue.contract import Verdict
 from kqueue.errors import DatabaseUnavailable, InvalidRequest, UnknownEvaluation, UnknownProblem
 from kqueue.http.access import is_about
 from kqueue.http.failures import HttpError
+from kqueue.registry import features
 from kqueue.states import Priority
 from kqueue.store import audit, evaluations, reports, schema, tokens
 from kqueue.store.audit import Action
@@ -267,12 +268,11 @@ class Gateway:
         """Return the request with its caller's limits applied, or raise InvalidRequest if it asks for more."""
         if request.priority is Priority.INTERACTIVE and caller.priority is not Priority.INTERACTIVE:
             raise InvalidRequest(f"priority: this token can request {caller.priority} at most")
-        if self.config.callback_secret is None and (request.callback_url or request.batch_callback_url):
-            raise InvalidRequest("callback_url: this server sends no callbacks: start it with KQUEUE_CALLBACK_SECRET")
+        sends = self.config.callback_secret is not None and "callbacks" in features()
+        if not sends and (request.callback_url or request.batch_callback_url):
+            raise InvalidRequest("callback_url: the server needs KQUEUE_CALLBACK_SECRET and the feature callbacks")
         request = upper_limits.apply(request, caller.limits)
-        update: dict[str, str] = {}
-        if caller.token_id is not None:
-            update["producer"] = f"token:{caller.token_id}"
+        update = {} if caller.token_id is None else {"producer": f"token:{caller.token_id}"}
         # Without the scope `problems`, a source can only refer to a stored problem.
         if not caller.may(tokens.Scope.PROBLEMS) and not request.names_problem:
             update["problem"] = request.problem_name

@@ -17,17 +17,7 @@ from sqlalchemy import Engine, delete, exists, func, select, text, update
 
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN
-from kqueue.store.models import (
-    Baseline,
-    Batch,
-    Evaluation,
-    Kernel,
-    Problem,
-    SearchRun,
-    Session,
-    SharedProblem,
-    Token,
-)
+from kqueue.store.models import Baseline, Batch, Evaluation, Kernel, Problem, SearchRun, Session, SharedProblem, Token
 
 _log = logging.getLogger(__name__)
 

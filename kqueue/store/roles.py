@@ -115,10 +115,7 @@ _SERVE: Final[_Rights] = _PRODUCE | {
 _WRITES: Final[Mapping[str, _Rights]] = {
     READER: {"callbacks": _CALLED, "tokens": _WEIGHTS},
     PRODUCER: {**_PRODUCE, **_SEARCH, "kqueue_fits": {"EXECUTE": _ALL}},
-    TENANT: {
-        **_SERVE,
-        "tokens": {"SELECT": tuple(sorted(set(Token.__table__.columns.keys()) - {"digest"}))},
-    },
+    TENANT: {**_SERVE, "tokens": {"SELECT": tuple(sorted(set(Token.__table__.columns.keys()) - {"digest"}))}},
     GATEWAY: {
         **_SERVE,
         "callbacks": _PRODUCE["callbacks"] | {"SELECT": _ALL},

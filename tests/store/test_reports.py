@@ -13,6 +13,7 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Request, Settings, rules_of
 from kqueue.errors import InvalidRequest, UnknownEvaluation
 from kqueue.store import evaluations, reports
+from kqueue.store.engine import together, transaction
 from kqueue.store.reports import boards
 from tests.store.steps import change
 
@@ -97,6 +98,10 @@ def test_rankings_set_verdicts_by_other_settings_apart(engine: Engine, judged) -
     assert {*rules} == {"tolerance", "buffers"}
     rows = boards.ranking(engine)
     assert [(row.runtime_ms, row.measured, row.settings) for row in rows] == [(2, 1, {}), (1, 1, rules), (3, 2, rules)]
+    with together(engine), transaction(engine) as connection:
+        connection.execute(text("SET LOCAL track_functions = 'all'"))  # rules are found once for equal settings
+        assert boards.ranking(engine) == rows
+        assert connection.scalar(text("SELECT pg_stat_get_xact_function_calls('kqueue_rules'::regproc)")) == 2
 
 
 class TestViews:
@@ -147,11 +152,7 @@ class TestViews:
         judged(Category.PASSED, 1, ms=5)
         evaluations.submit(engine, [Request(**fields(2))])
         done, queued = view(engine, "evaluation_overview", "submitted_at")
-        assert (done["category"], done["worker"], done["device"], done["precision"]) == (
-            "passed",
-            "cpu-0@here",
-            "cpu",
-            "fp32",
-        )
+        names = ("category", "worker", "device", "precision")
+        assert [done[name] for name in names] == ["passed", "cpu-0@here", "cpu", "fp32"]
         assert 0 <= done["queued_s"] <= done["total_s"]
         assert (queued["state"], queued["category"], queued["worker"]) == ("queued", None, None)

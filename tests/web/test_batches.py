@@ -42,9 +42,8 @@ def test_a_batch_with_what_came_of_it(served: Served, browser: httpx.Client, jud
     assert "slot time" in page
     assert "<dt>CPU time</dt><dd>2.5 s</dd>" in page
     assert drawn(browser, page) == 1
-    assert [row["batch"] for row in csv.DictReader(io.StringIO(browser.get("/batches/step%2F1?format=csv").text))] == [
-        "step/1"
-    ] * 3
+    rows = csv.DictReader(io.StringIO(browser.get("/batches/step%2F1?format=csv").text))
+    assert [row["batch"] for row in rows] == ["step/1"] * 3
     shown(browser, "/batches/nobody", 404)
 
 
@@ -112,7 +111,8 @@ def test_two_batches_are_compared(
         judged(served, judge, took(ms), batch=batch, kernel_label=label, **fields)
     judged(served, judge, batch="a", problem="class Model: 2")
     page = shown(browser, "/compare?first=a&second=b")
-    for told in ("<strong>2</strong> same", "now wrong &#34;", "1 of the first, 0 of the second", "0.50x", "4.00x"):
+    of_both = "1 of the first, 0 of the second"
+    for told in ("<strong>2</strong> same", "now wrong &#34;", of_both, "0.50x", "4.00x (3.50x to 4.57x)"):
         assert told in page, told
     found = changes(engine, "a", "b")
     assert found.counts == {Change.SAME: 2, **{Change(name): 1 for name in results if name != "same"}}
@@ -123,7 +123,8 @@ def test_two_batches_are_compared(
     columns = [matrix.index(f'<th scope="col">{name}</th>') for name in ("problem", "b", "a")]
     assert columns == sorted(columns)
     cells = re.findall(r'href="/evaluations\?batch=([ab])&amp;[^"]*">([^<]*)</a> <span class="dim">([^<]*)<', matrix)
-    assert cells[:2] == [("b", "none right", "0/1"), ("a", "2.00x", "1/1")]  # of "broke", the first label
+    # These are of "broke", the first label.
+    assert cells[:2] == [("b", "none right", "0/1"), ("a", "2.00x (1.75x to 2.28x)", "1/1")]
     assert ("a", "4.00x", "2/2") in cells
     assert "/compare" in Elements(shown(browser, "/batches/a")).all("form", "action")
     shown(browser, "/compare?first=a&second=none", 404)

@@ -17,11 +17,11 @@ from kqueue.categories import Category
 from kqueue.charts import Theme
 from kqueue.contract import Outcome, Request
 from kqueue.evidence import Evidence, Profile
-from kqueue.store import workers
+from kqueue.store import sharing, workers
 from kqueue.text import cell
 from kqueue.web import export, pictures, problems
 from tests.http.standin import Served, end
-from tests.samples import ended, examined, passed, request_fields
+from tests.samples import ended, examined, passed, request_fields, timed
 from tests.web.reading import HOSTILE, Elements, drawn, found_wrong, judged, shown, took
 from tests.web.visiting import OWN_FORM
 
@@ -34,12 +34,16 @@ def problem_hash() -> str:
     return Request.model_validate(request_fields()).problem_hash
 
 
-def test_a_problem_with_its_leaderboard(served: Served, browser: httpx.Client, judge: Judge, problem_hash: str) -> None:
-    """The fastest kernel is first, with spread, backend and producer, next to charts and counts by category."""
-    judged(served, judge, took(0.5), kernel_label="slow one", problem_label="relu")
+def test_a_problem_with_its_leaderboard(
+    served: Served, browser: httpx.Client, judge: Judge, engine, problem_hash
+) -> None:
+    """The fastest kernel is first, with spread, backend and producer, next to charts, counts and the owners' board."""
+    judged(served, judge, timed(0.5), kernel_label="slow one", problem_label="relu")
     fast = judged(served, judge, took(0.25), kernel_label="fast one", problem_label="relu", producer="ada")
     judged(served, judge, ended(Category.CRASHED), problem_label="relu")
+    sharing.share(engine, problem_hash, leaderboard=True)
     page = shown(browser, f"/problems/{problem_hash}")
+    assert "2.00x (1.72x to 2.33x)" in page.split('id="owners"')[1]
     assert page.index("fast one") < page.index("slow one")
     for told in ("4.00x", "2.00x", "0.225 to 0.275", f"/evaluations/{fast}", "crashed", "relu", "Model"):
         assert told in page, told
@@ -176,16 +180,14 @@ def test_formulas_are_defused() -> None:
 
 def test_two_kernels_side_by_side(served: Served, browser: httpx.Client, judge: Judge) -> None:
     """The page has difference, verdicts and times, by evaluations or by the kernels' hashes."""
-    one = judged(served, judge, took(0.5), kernel="class ModelNew: a = 1\n")
+    one = judged(served, judge, timed(0.5), kernel="class ModelNew: a = 1\n")
     other = judged(served, judge, took(0.25), kernel="class ModelNew: b = 2\n")
     page = shown(browser, f"/compare/{one}/{other}")
-    for told in ("4.00x", "2.00x", "the second is 2x as fast as the first", "-class ModelNew: a = 1"):
+    for told in ("4.00x", "2.00x (1.75x to 2.28x)", "the second is 2x as fast as the first", "-class ModelNew: a = 1"):
         assert told in page, told
     assert drawn(browser, page) == 1
-    hashes = [
-        Request.model_validate(request_fields(kernel=kernel)).kernel_hash
-        for kernel in ("class ModelNew: a = 1\n", "class ModelNew: b = 2\n")
-    ]
+    sources = ("class ModelNew: a = 1\n", "class ModelNew: b = 2\n")
+    hashes = [Request.model_validate(request_fields(kernel=kernel)).kernel_hash for kernel in sources]
     assert f"/evaluations/{other}" in shown(browser, f"/compare/{hashes[0]}/{hashes[1]}")
     assert "The sources are the same" in shown(browser, f"/compare/{one}/{one.hex[:12]}")
     shown(browser, f"/compare/{one}/{uuid4()}", 404)

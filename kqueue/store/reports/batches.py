@@ -9,14 +9,15 @@ from typing import Final
 from uuid import UUID
 
 from sqlalchemy import Engine, Text, func, literal, select, true
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 
 from kqueue.categories import Blame, Category
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN, no_trial
 from kqueue.store.models import Batch, Evaluation, Summary, Verdict
 from kqueue.store.reports.curves import RIGHT
-from kqueue.store.sql import fetch, read
+from kqueue.store.reports.listing import INTERVAL
+from kqueue.store.sql import columns, fetch, read
 
 #: Number of additionally read batches, because a batch's last submission can be a second later than in its row.
 _NEAR: Final = 100
@@ -63,7 +64,9 @@ class Cell:
     batch: str
     judged: int
     right: int
-    best: float | None
+    speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
 
 
 def known_batches(engine: Engine, *, beginning: str = "", limit: int = 50) -> list[KnownBatch]:
@@ -104,21 +107,24 @@ def names(engine: Engine, beginning: str, *, limit: int = 200) -> list[str]:
 def matrix(engine: Engine, names: Sequence[str]) -> list[Cell]:
     """Return the cells of a table of problems by batches, by the problems' labels."""
     is_right = Summary.category.in_(RIGHT)
+    fastest_first = aggregate_order_by(Summary.evaluation_id, Summary.speedup.desc().nulls_last())
     cells = (
         select(
             Summary.problem_hash,
             Summary.batch,
             func.count().label("judged"),
             func.count().filter(is_right).label("right"),
-            func.max(Summary.speedup).filter(is_right).label("best"),
+            func.array_agg(fastest_first).filter(is_right)[1].label("fastest"),
         )
         .where(Summary.batch.in_(names))
         .group_by(Summary.problem_hash, Summary.batch)
         .subquery()
     )
     mine = (Evaluation.problem_hash == cells.c.problem_hash, Evaluation.batch == cells.c.batch)
-    label = select(Evaluation.problem_label).where(*mine).limit(1).scalar_subquery().label("problem_label")
-    return fetch(engine, Cell, select(cells, label).order_by("problem_label", cells.c.problem_hash))
+    label = select(Evaluation.problem_label).where(*mine).limit(1).scalar_subquery()
+    query = select(*columns(Cell, cells, Verdict, problem_label=label, **INTERVAL)).select_from(cells)
+    query = query.outerjoin(Verdict, Verdict.evaluation_id == cells.c.fastest)
+    return fetch(engine, Cell, query.order_by("problem_label", cells.c.problem_hash))
 
 
 def batch_faults(engine: Engine, batch: str, counts: Mapping[Category, int]) -> list[BatchFault]:

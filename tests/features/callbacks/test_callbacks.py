@@ -20,6 +20,7 @@ from sqlalchemy import Engine, text
 from kqueue import Client, InvalidRequest, Request
 from kqueue.config import Config, networks
 from kqueue.features.callbacks import sending
+from kqueue.http import gateway
 from kqueue.store import callbacks, evaluations
 from kqueue.store.engine import FLEET, Viewer, acting
 from tests.http.fixtures import *  # noqa: F403
@@ -282,24 +283,20 @@ def test_the_host_of_a_url(config: Config, engine: Engine, worker_id: UUID) -> N
             assert state_of(engine, client.submit(request(1, callback_url=url)).evaluation_id).host == host
 
 
-def test_refusals(http: httpx.Client, config: Config, engine: Engine) -> None:
-    """Wrong URLs, a batch without a name, and a server without a secret are refused with what to do."""
+def test_refusals(http: httpx.Client, config: Config, engine: Engine, calling, monkeypatch) -> None:
+    """Wrong URLs, a batch without a name, and a server without a secret or the feature are refused with what to do."""
     for url in (
-        "",
-        "http://a/\r\nx:y",
-        "ftp://a.test/",
-        "https://user:pw@a.test/",
-        "https:///x",
-        "/x",
-        "https://a.test/ x",
+        "", "http://a/\r\nx:y", "ftp://a.test/", "https://user:pw@a.test/", "https:///x", "/x", "https://a.test/ x",
         "http://a:99999/",
-    ):
+    ):  # fmt: skip
         with pytest.raises(InvalidRequest, match="callback_url"), Client(config) as client:
             client.submit(**request_fields(), callback_url=url)
     with pytest.raises(InvalidRequest, match="batch_callback_url needs a batch"), Client(config) as client:
         client.submit(**request_fields(), batch_callback_url="https://a.test/")
-    answer = http.post("/v1/evaluations", json=request_fields() | {"callback_url": "https://a.test/"})
-    assert (answer.status_code, "KQUEUE_CALLBACK_SECRET" in answer.text) == (422, True)
+    monkeypatch.setattr(gateway, "features", dict)
+    for sender in (http, calling().client()):
+        answer = sender.post("/v1/evaluations", json=request_fields() | {"callback_url": "https://a.test/"})
+        assert (answer.status_code, "KQUEUE_CALLBACK_SECRET" in answer.text) == (422, True)
     assert http.get("/v1/callbacks/secret").status_code == 404
     session = acting(Viewer("local", held=True, session="s"))
     with session, pytest.raises(InvalidRequest, match="session"):

@@ -304,18 +304,17 @@ def test_a_source_is_what_python_takes_it_for() -> None:
 
 
 def test_copies_of_a_program_have_its_hash() -> None:
-    """Comments, white space and names of variables make no other program. Constants, calls and directives do."""
+    """Comments, white space and names of variables make no other program. Constants, calls and other variables do."""
     source = 'import torch\nC = """\n#define B 128\n__global__ void f(int n) { g(n); }\n"""\nk = torch.relu(8)\n'
+    source += "def f(a, b): return a and a - b.t()\n"
     copies = (
-        ("k =", "other ="),
-        ("8)", "8)  #8"),
-        ("{ g", "{ // run\n g"),
-        ("void", "/* a */ void"),
-        ("\nk", "\n\n# 1\nk"),
-    )
+        ("k =", "other ="), ("8)", "8)  #8"), ("{ g", "{ // run\n g"), ("void", "/* a */ void"), ("\nk", "\n\n# 1\nk"),
+        ("g(", "g ("), ("(a, b): return a and a - b.t", "(x, y): return x and x - y.t"),
+    )  # fmt: skip
     for old, new in copies:
         assert static.program_of(source.replace(old, new, 1)) == static.program_of(source), new
-    for old, new in (("128", "256"), ("8)", "4)"), ("relu", "gelu"), ("g(", "h(")):
+    others = (("128", "256"), ("8)", "4)"), ("relu", "gelu"), ("g(", "h("), ("a and", "b and"), ("and", "or"))
+    for old, new in (*others, ("a - b", "b - a")):
         assert static.program_of(source.replace(old, new, 1)) != static.program_of(source), new
 
 

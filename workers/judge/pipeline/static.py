@@ -14,6 +14,7 @@ import ast
 import contextlib
 import hashlib
 import io
+import keyword
 import re
 import signal
 import tokenize
@@ -63,22 +64,15 @@ _SIDE_BY_SIDE: Final = re.compile(r"stream|graph|cudnn|conv|lstm|gru|rnn|ctc|lin
 _IMPORTS: Final = re.compile(r"(?:^|[;:])[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([^;\n]+))", re.MULTILINE)
 _IMPORTED: Final = re.compile(r"(?:^|,)\s*(\w+)")
 _IN_LINE: Final = frozenset({"__future__", "torch", "triton", "math", "typing", "functools", "numpy", "einops", "os"})
-#: Comments of Python and C++, but not directives, white space, and names that are neither called nor an attribute.
+#: Comments of Python and C++, but not directives, white space, and names that are neither called nor an attribute, with
+#: the dot after them.
 _LAYOUT: Final = re.compile(
     r"(?m)#(?!\s*(?:define|el|end|if|include|pragma|undef))[^\n]*|(?:^|(?<=[;{}]))[ \t]*//[^\n]*|/\*[^*]*\*/|\s"
-    r"|(?<![\w.])[A-Za-z_]\w*+(?![(.])"
+    r"|(?<![\w.])([A-Za-z_]\w*+)(?![ \t]*\()(\.?)"
 )
 #: Modules whose code can be interrupted.
 _INTERRUPTIBLE: Final = frozenset(
-    {
-        "ast",
-        "kernelguard",
-        "kqueue.integrations.extraction",
-        "re",
-        "tokenize",
-        "workers.judge.pipeline.rules",
-        "workers.judge.pipeline.provenance",
-    }
+    {"ast", "kernelguard", "re", "tokenize", "workers.judge.pipeline.provenance", extraction.__name__, rules.__name__}
 )
 
 
@@ -152,16 +146,26 @@ def _parsed(source: str) -> ast.Module:
 
 
 def program_of(source: str) -> str:
-    """Return a hash of a kernel that comments, white space and names of variables do not change."""
-    return hashlib.sha256(_LAYOUT.sub("", source).encode()).hexdigest()
+    """Return a hash of a kernel that comments, white space and names of variables do not change.
+
+    A number stands for each name, in the order of their first uses.
+    """
+    numbers = dict[str, str]()
+
+    def numbered(found: re.Match[str]) -> str:
+        name, dot = found.groups("")
+        # A name that is first used with a dot is built in, or a module's.
+        if not name or keyword.iskeyword(name) or (dot and name not in numbers):
+            return name + dot
+        return numbers.setdefault(name, f"\0{len(numbers)};") + dot
+
+    return hashlib.sha256(_LAYOUT.sub(numbered, source).encode()).hexdigest()
 
 
 def _is_python(source: str) -> bool:
-    try:
-        _parsed(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        return bool(_parsed(source))
+    return False
 
 
 def check_problem(source: str) -> None:
@@ -320,14 +324,8 @@ def _own(source: str, backend: str, seconds: float) -> Iterator[dict[str, Any]]:
 
 
 def _finding(rule: str, severity: str, line: int | None, evidence: str, by: str, meaning: str) -> dict[str, Any]:
-    return {
-        "rule": rule,
-        "severity": severity,
-        "line": line,
-        "evidence": _printable(evidence),
-        "by": by,
-        "meaning": _printable(meaning),
-    }
+    found = {"rule": rule, "severity": severity, "line": line, "evidence": _printable(evidence), "by": by}
+    return {**found, "meaning": _printable(meaning)}
 
 
 def _printable(text: str) -> str:
