@@ -96,6 +96,17 @@ def worker_of(fleet: Fleet, attempt: Any) -> int:
     return worker.pid
 
 
+def kill_tree(pid: int) -> None:
+    """Kill a process and all its descendants at once, like a power failure."""
+    everyone = [pid, *below(pid)]
+    for one in everyone:
+        with suppress(ProcessLookupError):
+            os.kill(one, signal.SIGSTOP)
+    for one in everyone:
+        with suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
+
+
 class Halted:
     """Halts a server by SIGSTOP inside the `with` block, so that it neither answers nor exits."""
 
