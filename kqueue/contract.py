@@ -361,6 +361,7 @@ RULES: Final[dict[str, Any]] = {
     **Settings().model_dump(include=_OWN_RULES, mode="json"),
     **Policies().model_dump(mode="json", exclude={"shapes"}),
     "cold_l2": True,
+    "tolerances": None,
 }
 
 

@@ -83,19 +83,20 @@ def test_results_and_their_filters(engine: Engine, judged) -> None:
     assert (passed.speedup, passed.device, passed.blame, passed.correctness) == (2.0, "cpu", Blame.NONE, True)
 
 
-def test_rankings_set_verdicts_by_other_settings_apart(engine: Engine, judged) -> None:
+LOOSE = {"atol": 1e9, "rtol": 0.0}
+
+
+@pytest.mark.parametrize("loose", [{"tolerance": LOOSE, "policies": {"buffers": "allow"}}, {"tolerances": [LOOSE]}])
+def test_rankings_set_verdicts_by_other_settings_apart(engine: Engine, judged, loose: dict[str, Any]) -> None:
     """A verdict by other settings than usual has its own line, behind the rest, and is no best verdict or record."""
-    usual, loose = (
-        {"limits": {"processes": 99}},
-        {"tolerance": {"atol": 1e9, "rtol": 0.0}, "policies": {"buffers": "allow"}},
-    )
+    usual = {"limits": {"processes": 99}}
     for ms, settings in ((2, usual), (1, loose), (3, loose)):
         judged(Category.PASSED, 1, ms=ms, settings=settings)
     judged(Category.PASSED, 2, ms=1, settings=loose)
     assert [row["runtime_ms"] for row in view(engine, "best_verdicts")] == [2]
     assert [one.speedup for one in boards.records(engine, boards.ranking(engine)[0].problem_hash)] == [5.0]
     rules = rules_of(Settings.model_validate(loose).model_dump(mode="json"))
-    assert {*rules} == {"tolerance", "buffers"}
+    assert {*rules} == {*loose, *loose.get("policies", {})} - {"policies"}
     rows = boards.ranking(engine)
     assert [(row.runtime_ms, row.measured, row.settings) for row in rows] == [(2, 1, {}), (1, 1, rules), (3, 2, rules)]
     with together(engine), transaction(engine) as connection:

@@ -362,7 +362,8 @@ def _with_rules(rows: Select[*tuple[Any, ...]]) -> Subquery:
 
     Postgres takes 30 us to find rules, so it finds them once for equal settings, and once for all usual ones.
     """
-    given = case((Evaluation.settings.contains(_USUAL_ONES), _USUAL), else_=Evaluation.settings)
+    usual = Evaluation.settings.contains(_USUAL_ONES) & ~Evaluation.settings.has_key("tolerances")
+    given = case((usual, _USUAL), else_=Evaluation.settings)
     every = rows.add_columns(given.label("given")).cte()
     rules = func.kqueue_rules(every.c.given, literal(RULES, JSONB), type_=JSONB).label("settings")
     # Otherwise conditions on the rules would move to the rows, and a join could repeat the work.
