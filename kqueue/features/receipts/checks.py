@@ -21,8 +21,11 @@ from kqueue.shapes import HELD_OUT
 MAX_BYTES: Final = 64 << 20
 #: The form of receipts without an envelope, which is read only.
 _FIRST: Final = "kqueue.receipt/1"
-#: Names in the first form, and their present ones.
-_RENAMED: Final = {b"null_ms": b"overhead_ms", b"canary": b"self_test", b"strangers": b"foreign_processes"}
+#: Parts of the first form that have other names now.
+_RENAMED: Final = {
+    b'"null_ms":': b'"overhead_ms":', b'"strangers":': b'"foreign_processes":', b'"canary":': b'"self_test":',
+    b'"phase":"canary"': b'"phase":"self_test"',
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,7 @@ def _opened(content: bytes) -> tuple[Check, dict[str, Any], bool]:
 def renamed(content: bytes) -> bytes:
     """Return a receipt in the first form with the present names, which its signature does not cover."""
     for old, new in _RENAMED.items():
-        content = content.replace(b'"%b":' % old, b'"%b":' % new)
+        content = content.replace(old, new)
     return content
 
 
@@ -134,9 +137,10 @@ def _rules(receipt: Receipt) -> Iterator[Check]:
     words = "judged by other rules than the problem's own, by which the result is unknown: "
     yield Check("rules", None if others else True, words + others if others else "the problem's own")
     yield Check("comparison", True, str(given.get("comparison")))
-    own, by = evidence.tolerance, "settings" if given.get("tolerance") else "problem"
-    bounds = f"atol {own.atol:g}, rtol {own.rtol:g}, by the {own.by}" if own else "each dtype's own"
-    yield Check("tolerance", by == (own.by if own else "problem") or None, bounds)
+    own, by = evidence.tolerances or (evidence.tolerance,), given.get("tolerances") or given.get("tolerance")
+    bounds = [f"atol {one.atol:g}, rtol {one.rtol:g}, by the {one.by}" if one else "each dtype's own" for one in own]
+    stated = {one.by for one in own if one} or {"problem"}
+    yield Check("tolerance", stated == {"settings" if by else "problem"} or None, "; ".join(bounds))
     yield Check("purpose", True, f"a trial of: {receipt.purpose}" if receipt.purpose else "not known to be a trial")
     doubts = evidence.doubts.removeprefix("; but ")
     yield Check("labels", None if doubts else True, doubts or "none by which the verdict means little")

@@ -73,6 +73,7 @@ def test_a_receipt_of_the_first_version_verifies(name: str) -> None:
     assert results(STORED[name], ("0" * 64,))["key"] is False
     assert set(results(forged(lambda _: None, name), (receipts.public_key(MINE),)).values()) == {True}
     assert results(forged(lambda _: None, name), (KEY,)) | {"key": True} == results(STORED[name], (KEY,))
+    assert checks.renamed(b'{"owner":"canary","phase":"canary"}') == b'{"owner":"canary","phase":"self_test"}'
 
 
 def issued(number: int) -> bytes:
@@ -236,6 +237,7 @@ def test_a_wrong_statement_fails(name: str, change: Callable[[Document], object]
     ("settings", "words"),
     [
         ({"tolerance": {"atol": 1e9, "rtol": 0.0}}, 'tolerance={"atol": 1000000000.0, "rtol": 0.0}'),
+        ({"tolerances": [{"atol": 1e9, "rtol": 0.0}]}, 'tolerances=[{"atol": 1000000000.0, "rtol": 0.0}]'),
         ({"comparison": "kernelbench", "seed": 7}, 'seed=7, comparison="kernelbench"'),
         ({"checks": 1, "policies": {"buffers": "allow"}, "timing": {"cold_l2": False}}, "checks=1"),
         ({"policies": {"findings": "reject"}, "timing": 7}, ""),
