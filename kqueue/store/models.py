@@ -615,7 +615,7 @@ class Probe(Base):
     """The kind (:class:`~kqueue.states.ProbeKind`)."""
     idea: Mapped[str]
     """Name of the probe within its kind."""
-    spin_ms: Mapped[float | None]
+    duration_ms: Mapped[float | None]
     """Duration in milliseconds of a known-duration kernel's ``forward``. Null for other kinds."""
     confirms: Mapped[bool] = mapped_column(server_default=text("false"))
     """True if it was submitted because another probe was judged wrongly."""

@@ -367,7 +367,7 @@ CREATE TABLE probes (
     lane text NOT NULL,
     kind text NOT NULL,
     idea text NOT NULL,
-    spin_ms float8,
+    duration_ms float8,
     confirms boolean NOT NULL DEFAULT false,
     submitted_at timestamptz NOT NULL DEFAULT now(),
     settled_at timestamptz,
@@ -674,9 +674,9 @@ BEGIN
         'kqueue''s probes', (probe ->> 'id')::uuid, problem, kernel, probe ->> 'lane', probe -> 'settings',
         now() + make_interval(secs => (probe ->> 'queue_wait_s')::float8), 'kqueue''s probes', true
     );
-    INSERT INTO {schema}.probes (evaluation_id, lane, kind, idea, spin_ms, confirms)
+    INSERT INTO {schema}.probes (evaluation_id, lane, kind, idea, duration_ms, confirms)
     VALUES (
-        (probe ->> 'id')::uuid, probe ->> 'lane', probe ->> 'kind', probe ->> 'idea', (probe ->> 'spin_ms')::float8,
+        (probe ->> 'id')::uuid, probe ->> 'lane', probe ->> 'kind', probe ->> 'idea', (probe ->> 'duration_ms')::float8,
         (probe ->> 'confirms')::boolean
     );
 END

@@ -117,7 +117,7 @@ STATEMENTS: dict[str, set[str]] = {
     "UPDATE evaluations SET probe = true": NOBODY,
     "INSERT INTO probes (evaluation_id) VALUES (NULL)": NOBODY,
     "UPDATE probes SET finding = 'agreed'": {roles.WORKER},
-    "UPDATE probes SET spin_ms = 1": NOBODY,
+    "UPDATE probes SET duration_ms = 1": NOBODY,
     "DELETE FROM probes": NOBODY,
     "UPDATE probe_lanes SET ended = 0": {roles.WORKER},
     "INSERT INTO probe_pauses (host) VALUES ('h')": {roles.WORKER},

@@ -76,7 +76,7 @@ def test_now_shows_what_probes_of_the_judge_showed(served: Served, browser: http
         {"kind": ProbeKind.CHEAT, "finding": Finding.CHEAT_ACCEPTED},
         {"kind": ProbeKind.CHEAT, "finding": Finding.AGREED},
         {"kind": ProbeKind.HONEST, "finding": Finding.HONEST_REFUSED},
-        {"kind": ProbeKind.KNOWN_DURATION, "finding": Finding.AGREED, "bias": 0.025, "spin_ms": 25.0},
+        {"kind": ProbeKind.KNOWN_DURATION, "finding": Finding.AGREED, "bias": 0.025, "duration_ms": 25.0},
     )
     pause = {"host": "here", "device": "cpu", "finding": Finding.CHEAT_ACCEPTED, "reason": reason, "probes": []}
     with engine.begin() as connection:

@@ -88,10 +88,7 @@ def doubted(pause: Annotated[int, typer.Argument(help="The pause's number.")], a
 @group.command()
 def now(
     lane: Annotated[str, typer.Option(help="The lane on which it waits.")],
-    kind: Annotated[
-        str | None,
-        typer.Option(metavar="KIND", help="honest, cheat or known_duration. Default: any."),
-    ] = None,
+    kind: Annotated[str | None, typer.Option(metavar="KIND", help=f"{', '.join(ProbeKind)}. Default: any.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Submit a probe now, for example after a judge was repaired."""

@@ -1,7 +1,7 @@
 """Probes: evaluations with a known outcome, which a fleet runs among the real ones to verify its judge.
 
-A probe is a kernel that must pass, a cheat that must be refused, or a known-duration kernel, whose
-``forward`` takes a known time. Names, constants and shapes are random in each probe, so that no result can be cached.
+A probe is a kernel that must pass, a cheat that must be refused, or a known-duration kernel, whose ``forward`` takes a
+known time. Names, constants and shapes are random in each probe, so that no result can be cached.
 
 A known-duration kernel busy-waits on a clock until its time is over, so a call never takes less. On a GPU, nothing else
 takes long, and the judged time must equal that time. On a CPU, another process can be scheduled at the moment when the

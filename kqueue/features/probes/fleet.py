@@ -335,7 +335,7 @@ def _paused(host: str, device: str) -> tuple[ColumnElement[bool], ...]:
 def _settle(connection: Connection) -> list[Settled]:
     """Settle the probes that have verdicts. A probe whose evaluation was removed is void."""
     query = (
-        select(Probe.evaluation_id, Probe.kind, Probe.spin_ms, Verdict.finished_at.label("judged_at"))
+        select(Probe.evaluation_id, Probe.kind, Probe.duration_ms, Verdict.finished_at.label("judged_at"))
         .add_columns(Worker.name.label("worker"), Worker.host, Worker.device)
         .outerjoin(Evaluation, Evaluation.id == Probe.evaluation_id)
         .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
@@ -362,7 +362,7 @@ def _judgement(connection: Connection, row: Row[*tuple[Any, ...]]) -> Judgement:
         return Judgement(Finding.VOID, "the evaluation was removed, or its verdict cannot be read")
     if row.worker is None:
         return Judgement(Finding.VOID, f"{verdict.category}: no worker judged it")
-    return drawing.judge(verdict, kind=ProbeKind(row.kind), duration_ms=row.spin_ms)
+    return drawing.judge(verdict, kind=ProbeKind(row.kind), duration_ms=row.duration_ms)
 
 
 # Pauses ------------------------------------------------------------------------------------------------
@@ -531,6 +531,6 @@ def _write(connection: Connection, probe: drawing.Probe, *, confirms: bool) -> U
     fields = request.model_dump(
         mode="json", include={"problem", "kernel", "backend", "lane", "settings", "queue_wait_s"}
     )
-    fields |= {"id": str(identity), "kind": probe.kind, "idea": probe.idea, "spin_ms": probe.duration_ms}
+    fields |= {"id": str(identity), "kind": probe.kind, "idea": probe.idea, "duration_ms": probe.duration_ms}
     connection.execute(select(func.kqueue_probe(literal(fields | {"confirms": confirms}, JSONB))))
     return identity

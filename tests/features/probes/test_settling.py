@@ -228,7 +228,7 @@ def test_the_record_tells_what_clocks_were_off_by(engine: Engine, judge: Callabl
     workers.register(engine, id=other, name="cpu-1@here", host="here", pid=2, lanes=["cpu"], device="cpu")
     for shortest in (30.0, 31.0, 33.0):
         identity = probes.submit(engine, "cpu", ProbeKind.KNOWN_DURATION)
-        change(engine, "UPDATE probes SET spin_ms = 30 WHERE evaluation_id = :id", id=identity)
+        change(engine, "UPDATE probes SET duration_ms = 30 WHERE evaluation_id = :id", id=identity)
         times = {"min_ms": shortest, "overhead_ms": 0.1}
         runtime, baseline = (measurement(shortest).model_copy(update=times | more) for more in ({}, {"min_ms": 60.0}))
         judge(identity, passed(runtime=runtime, baseline=baseline))
