@@ -260,7 +260,7 @@ def test_a_lease_is_renewed(services: Any, fleet: Any, tmp_path: Path) -> None:
 def test_a_warm_stop_lets_the_judge_finish(services: Any, fleet: Any) -> None:
     """After SIGTERM running evaluations end normally, queued ones stay queued, rows are closed, and processes end."""
     pids = [fleet.process.pid, _worker_pid(fleet), *linux.children(_worker_pid(fleet))]
-    running, waiting = services.submit("sleep 2"), services.submit("ok")
+    running, waiting = services.submit("sleep 6"), services.submit("ok")
     services.started(running)
     assert fleet.stop(signal.SIGTERM) == 0
     assert services.verdict(running).passed
