@@ -5,7 +5,7 @@ PYTHON ?= 3.12
 PY := .venv/bin/python
 SBOM ?= dist/sbom.cdx.json
 
-.PHONY: help venv demo quick test adapters check words docs schemas site wheelhouse env sbom audit release compose-test gpu-shown bench real clock integrity build-bench http-cost nightly planted soak queue-bench clean
+.PHONY: help venv demo quick test adapters check words docs schemas site wheelhouse env sbom audit release compose-test gpu-gate bench real clock integrity build-bench http-cost nightly planted soak queue-bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,7 @@ check: venv ## check formatting, lint, types, imports between modules, and the l
 	$(PY) scripts/lines.py
 	.venv/bin/pyright --pythonpath $(PY)
 	.venv/bin/lint-imports --no-logo --no-cache
+	$(PY) benchmarks/gpu_gate.py --is-current
 
 words: venv ## judge the gallery on the CPU for docs/categories.md
 	@$(PY) scripts/words.py
@@ -78,8 +79,8 @@ release: venv ## build the last commit into dist/release, and check it in empty 
 compose-test: venv ## start the compose stack and judge kernels with it (needs Docker, or root and ENGINE=own)
 	$(if $(filter own,$(ENGINE)),$(PY) scripts/engine.py) $(PY) -m pytest -m compose tests/compose $(ARGS)
 
-gpu-shown: venv ## run the whole fleet on this GPU: gallery, 300 mixed evaluations, figures
-	$(PY) benchmarks/gpu_shown.py $(ARGS)
+gpu-gate: venv ## try the judge on this GPU in at most 8 minutes: controls, cheats, spread, backends, rate
+	$(PY) benchmarks/gpu_gate.py $(ARGS)
 
 bench: venv ## measure throughput and latency, compared with a fresh process for each kernel (ARGS='--out DIR --slots 4,8')
 	$(PY) benchmarks/speed.py $(ARGS)

@@ -47,17 +47,16 @@ def main() -> int:
     chosen = _chosen(options.lane, options.only)
     root = Path(tempfile.mkdtemp(prefix="kqueue-integrity-"))
     root.chmod(0o711)  # candidates with separate uids must reach their scratch directories
-    gpu = options.lane == "gpu"
-    slots: dict[str, Any] = {"slots_per_gpu": options.slots, "cpu_slots": 0} if gpu else {"gpus": "none"}
+    slots = {"slots_per_gpu": options.slots, "cpu_slots": 0} if options.lane == "gpu" else {"gpus": "none"}
     config = load(home=root / "home", scratch=root / "scratch", **slots)
     try:
         with LocalFleet(config, durable=False) as fleet, fleet.client() as kq:
-            record = _run(kq, options.lane, chosen, options.out, merge=bool(options.only))
+            record = judge_programs(kq, options.lane, chosen, options.out, merge=bool(options.only))
     finally:
         if options.logs:
             shutil.copytree(root / "home" / "logs", options.logs, dirs_exist_ok=True)
         shutil.rmtree(root, ignore_errors=True)
-    return _say(chosen, record["programs"])
+    return report_unexpected(chosen, record["programs"])
 
 
 def _chosen(lane: str, only: list[str] | None) -> list[Program]:
@@ -78,9 +77,10 @@ def _chosen(lane: str, only: list[str] | None) -> list[Program]:
     return list(found.values())
 
 
-def _run(kq: Client, lane: str, chosen: list[Program], out: Path | None, *, merge: bool) -> dict[str, Any]:
-    record: dict[str, Any] = {"lane": lane, "date": datetime.now(UTC).date().isoformat()}
-    record["environment"], record["isolation"] = None, {}
+def judge_programs(kq: Client, lane: str, chosen: list[Program], out: Path | None, *, merge: bool) -> dict[str, Any]:
+    """Judge programs, on a GPU those with compared times once more. Return the record, which ``out`` gets too."""
+    record: dict[str, Any] = {"lane": lane, "date": datetime.now(UTC).date().isoformat(), "environment": None}
+    record["isolation"] = {}
     record["programs"] = json.loads(out.read_text())["programs"] if merge and out is not None and out.exists() else {}
     verdicts: dict[str, Verdict] = {}
     begun = time.monotonic()
@@ -139,7 +139,6 @@ def _judge_all(
 
 def _row(program: Program, verdict: Verdict) -> dict[str, Any]:
     provenance, isolation = verdict.evidence.provenance, verdict.evidence.isolation
-    share = provenance and provenance.own_share
     return {
         "category": str(verdict.category),
         "expected": sorted(program.expected),
@@ -150,18 +149,19 @@ def _row(program: Program, verdict: Verdict) -> dict[str, Any]:
         "attempts": verdict.attempts,
         "precision_downgrade": Facts.of(verdict).precision_downgrade,
         "findings": sorted({finding.rule for finding in verdict.evidence.findings or ()}),
-        "own_share": share,
+        "own_share": provenance and provenance.own_share,
         "isolation": isolation and isolation.level,
         "log": verdict.log[-600:] if judge(program, Facts.of(verdict), verdict.lane) is not Judgement.OK else "",
     }
 
 
 def _runtime(verdict: Verdict) -> dict[str, Any] | None:
-    kept = {"basis", "count", "median_ms", "q1_ms", "q3_ms", "min_ms", "overhead_ms"}
-    return verdict.runtime.model_dump(include=kept) if verdict.runtime else None
+    shown = {"basis", "count", "median_ms", "q1_ms", "q3_ms", "min_ms", "overhead_ms"}
+    return verdict.runtime and verdict.runtime.model_dump(include=shown)
 
 
-def _say(chosen: list[Program], rows: dict[str, dict[str, Any]]) -> int:
+def report_unexpected(chosen: list[Program], rows: dict[str, dict[str, Any]]) -> int:
+    """Print the outcomes that are not as expected. Return the exit status."""
     bad = 0
     for program in chosen:
         row = rows[program.name]
