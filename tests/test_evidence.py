@@ -175,6 +175,10 @@ def test_a_part_may_have_two_forms_or_be_empty() -> None:
             {"findings": [STORED["findings"][0] | {"rule": "buffers_not_compared"}]},
             "a part of the reference's model was too large to be compared",
         ),
+        (
+            {"findings": [STORED["findings"][0] | {"rule": "weights_hidden"}]},
+            "weights that the problem constructs as zeros hide others of the reference",
+        ),
     ],
 )
 def test_a_label_that_makes_a_pass_mean_little_has_words(fields: dict[str, Any], words: str) -> None:

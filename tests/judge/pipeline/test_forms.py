@@ -359,6 +359,25 @@ def test_large_buffers_and_parameters_that_change_are_compared(
     assert (findings, "does not change its model" in outcome.message) == ([told] * bool(told), bool(told))
 
 
+GATED = problem("x: x + self.gate * self.branch(x).tanh()").replace(
+    "    def forward",
+    """    def __init__(self):
+        super().__init__()
+        self.branch, self.gate = torch.nn.Linear(8, 8), torch.nn.Parameter(torch.zeros(8))
+    def forward""",
+)
+GATE_KEPT = GATED.partition("def get_inputs")[0].replace("Model", "ModelNew")
+
+
+@pytest.mark.parametrize("source", [GATE_KEPT, GATE_KEPT.replace("tanh", "sin"), kernel("x: x + 0")])
+def test_a_branch_behind_zeros_is_labelled_unless_the_kernel_follows_it(rig: Rig, source: str) -> None:
+    """A kernel with the reference's gate gets the gate's random values, and must answer as the reference does."""
+    outcome = rig.judge(Request(problem=GATED, kernel=source, backend="torch", settings=QUICK))
+    assert outcome.category is Category.PASSED, outcome.message
+    hidden = [found.evidence for found in outcome.evidence.findings or () if found.rule == "weights_hidden"]
+    assert hidden == ["branch.weight, branch.bias"] * (source is not GATE_KEPT)
+
+
 def test_statistics_that_are_wrong_only_in_later_calls_are_found(rig: Rig) -> None:
     late = NORMED.replace(
         "return", "self.n = getattr(self, 'n', 0) + 1; self.norm.momentum = 0.1 + (self.n > 16)\n        return"

@@ -134,6 +134,24 @@ def _gradients(
     )
 
 
+def gates(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters that are all zero and no bias, by name. Zeros hide what is multiplied by them."""
+    named = {name: one for name, one in weights_by_name(model).items() if not name.endswith("bias")}
+    return {name: one for name, one in named.items() if one.numel() and not bool(one.any())}
+
+
+def without_effect(model: torch.nn.Module, arrangement: Any, tensors: Sequence[torch.Tensor]) -> list[str]:
+    """Call a reference, and return the parameters that gates hide: the outputs' gradients by them are exactly zero."""
+    weights = {name: one for name, one in weights_by_name(model).items() if one.requires_grad}
+    if not gates(model):
+        return []
+    positional, keywords = put_together(arrangement, tensors)
+    with torch.enable_grad():
+        roots = [leaf for leaf in describe(model(*positional, **keywords))[1] if leaf.requires_grad]
+        found = _gradients(roots, [*weights.values()], list(map(torch.randn_like, roots))) if roots else ()
+    return [name for name, one in zip(weights, found, strict=False) if one is not None and not bool(one.any())]
+
+
 def learned(
     model: torch.nn.Module, arrangement: Any, tensors: Sequence[torch.Tensor], inputs: Sequence[str] = ()
 ) -> tuple[Gradients, list[TensorSpec]]:

@@ -17,6 +17,7 @@ import os
 import socket
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +134,8 @@ class Harness:
         #: In a builder, what stores the compiled libraries. Elsewhere prebuilt libraries are imported.
         self._keeper: libraries.Keeper | None = None
         self._calls = 0
+        #: Parameters that have random values instead of zeros.
+        self._moved: dict[str, torch.Tensor] = {}
         self._free_memory = memory.FreeMemory()
         self.orders: dict[Order, Callable[[Command], Reply | Iterable[Reply]]] = {
             Order.OPEN: self._open,
@@ -151,6 +154,7 @@ class Harness:
             Order.BUILD: self._build,
             Order.ALLOW: self._allow,
             Order.DESCRIBE: self._describe,
+            Order.MOVE: self._move,
         }
 
     def obey(self, command: Command) -> Iterator[Reply]:
@@ -228,6 +232,17 @@ class Harness:
 
     def _describe(self, command: Command) -> Reply:
         return Reply(Answer.DONE, command.sequence, message=described(self.own.model))
+
+    def _move(self, command: Command) -> Reply:
+        """Give random values to the parameters that are gates, or zeros again."""
+        with torch.no_grad():
+            if command.seed:
+                self._moved = gradients.gates(self.own.model)
+            for name, one in self._moved.items():
+                chance = torch.Generator().manual_seed(command.seed ^ zlib.crc32(name.encode()))
+                one.copy_(torch.randn(one.shape, generator=chance) if command.seed else torch.zeros(one.shape))
+        self.settle()
+        return self.done(command)
 
     def _load(self, command: Command) -> Reply:
         self.take_job(command.payload)

@@ -140,6 +140,7 @@ class ReferenceHarness(Harness):
             Order.RELEASE: self._release,
             Order.WIDEN: self._widen,
             Order.DIFFERENTIATE: self._differentiate,
+            Order.EFFECTS: self._find_effects,
             Order.ARENA: self._take_arena,
             Order.ANSWER: self._answer,
             Order.CHECK: self._check,
@@ -616,6 +617,15 @@ class ReferenceHarness(Harness):
         self._gradients, self._form = replace(self._gradients, delivered=some), None
         self._tell(asdict(self._gradients), "the problem")
         return self.done(command)
+
+    def _find_effects(self, command: Command) -> Reply:
+        """Find the parameters without effect on the outputs."""
+        held, own = self._sets[command.payload], self.own
+        given = put_back([tensor.clone() for tensor in held.inputs], held.form.views, differentiates=True)
+        own.reset()
+        set_seed(command.seed)
+        hidden = gradients.without_effect(own.model, held.form.arguments, given) if self._gradients is None else []
+        return Reply(Answer.DONE, command.sequence, message="\n".join(hidden))
 
     def _widen(self, command: Command) -> Reply:
         """Copy the model with all its tensors in float64, including tensors in plain attributes."""

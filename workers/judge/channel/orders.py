@@ -91,6 +91,11 @@ class Order(IntEnum):
     """Reference: store inputs and answers in this memory of the judge, as far as they fit."""
     DESCRIBE = 28
     """Describe the model's parameters in the reply's message (:mod:`workers.judge.channel.parameters`)."""
+    MOVE = 33
+    """Give random values to the parameters that are gates, the same in each process, or zeros if the seed is 0."""
+    EFFECTS = 34
+    """Reference: find the parameters on which the outputs for an input set (its number) do not depend because of such
+    gates. The reply's message has their names, one in each line."""
     REST = 20
     """Reference: free unused memory. The process can serve another evaluation later."""
 

@@ -34,6 +34,10 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Ou
     else:
         _verify(context, candidate, times)
     _report_buffers(context, referenced.reference.form)
+    if hidden := measured.hidden_weights:
+        names = parameters.listed(hidden)
+        meaning = f"weights that are constructed as zeros hide what {names} do, so a kernel can leave it out"
+        _report(context, "weights_hidden", names, meaning, Policy.FLAG)
     downgrades = context.settings.policies.downgrades
     if downgrades is not Policy.ALLOW and merge_errors(context.evidence.errors).get("precision_downgrade"):
         _report(context, "precision_downgrade", "outputs", "lower precision than the reference's", downgrades)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -13,6 +14,7 @@ import torch
 from kqueue.categories import Blame, Category
 from kqueue.contract import Phase, Policy
 from kqueue.profiles import RULES
+from kqueue.text import one_line
 from workers.judge.channel.activities import NotRecorded
 from workers.judge.channel.orders import Call, Order
 from workers.judge.ending import EvaluationEnded
@@ -57,11 +59,15 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A candidate that was right in all checked calls, on ``checks`` input sets, with its times if it was timed."""
+    """A candidate that was right in all checked calls, on ``checks`` input sets, with its times if it was timed.
+
+    ``hidden_weights`` are names of weights that it can leave out, because the reference's outputs do not show them.
+    """
 
     candidate: Candidate
     checks: int
     times: Times | None
+    hidden_weights: list[str]
 
 
 def measure(context: Context, referenced: Referenced, loaded: Loaded) -> Measured:
@@ -91,9 +97,10 @@ def measure(context: Context, referenced: Referenced, loaded: Loaded) -> Measure
     with context.untimed_if_large(referenced.reference, "check"), steps.backstop(Phase.CHECK):
         if timed and shares:
             checks.run_again()
+        hidden_weights = checks.find_hidden_weights()
         checks.profile()
         checks.evaluate()
-    return Measured(candidate, checked, times)
+    return Measured(candidate, checked, times, hidden_weights)
 
 
 def shares_checks(context: Context, reference: Reference) -> bool:
@@ -205,6 +212,38 @@ class _Checks:
                 self._call(case)
         except EvaluationEnded as ended:
             raise _unless_repeated(ended, "right before it was timed, wrong after") from None
+
+    def find_hidden_weights(self) -> list[str]:
+        """Return the weights that the reference's gates hide, unless the kernel follows the reference with open gates.
+
+        A gate is a weight that is constructed as zeros. A kernel whose gates have the same names gets the same values.
+        """
+        reference, proxy, process = self._reference, self._reference.proxy, self._candidate.process
+        if not reference.cache.is_roomy:
+            return []
+        seed, names = secrets.randbits(62) + 1, list[str]()
+        case = reference.cache.fresh()
+        try:
+            with self._steps.backstop(Phase.REFERENCE):
+                what = "gradients of the model's weights"
+                found = proxy.order(Order.EFFECTS, what=what, optional=True, payload=case.slot, seed=case.seed)
+                names = [one_line(name) for name in found.message.splitlines()]
+                if not names:
+                    return []
+                proxy.order(Order.MOVE, what=what, seed=seed)
+                outputs = reference.outputs(case)
+            process.enter(Phase.CHECK, self._context.settings.deadlines.check_s)
+            process.order(Order.MOVE, seed=seed)
+            if outputs is not None:
+                moved = replace(case, outputs=outputs, exact=None, again=None, moved=tuple)
+                compare.check_values(self._candidate.answer(case), moved, self._context.settings)
+                names = []
+        except EvaluationEnded as ended:
+            if ended.outcome.blame is Blame.FLEET or proxy.process.ended is not None:
+                raise
+        if proxy.process.ended is None:
+            proxy.order(Order.MOVE, what="the model", seed=0)
+        return names
 
     def profile(self) -> None:
         """Profile the candidate to learn which kernels do its work. This comes last: it can end the candidate."""
