@@ -37,7 +37,11 @@ def _each(
 def _values() -> Iterator[Program]:
     v = "values/"
     yield program(v + "zeroed_outputs", "reliance on zeroed outputs", WRONG, problem="row_sum")
-    yield from _each("padding_once padding_of_new_pages tail_unwritten", "memory not written", WRONG, problem="padded")
+    once = "padding_once padding_in_a_parameter padding_of_new_pages tail_unwritten"
+    yield from _each(once, "memory not written", WRONG, problem="padded")
+    yield control("controls/padding", problem="padded")
+    marked = {"problem": "padded", "honest": "controls/padding"}
+    yield program(v + "padding_where_marked", "memory not written", _C.PASSED, **marked)
     yield control("controls/own_table", problem="with_table")
     effects = {"problem": "scaled_in_place"}
     yield from _each("effect_skipped effect_skipped_later", "effects skipped", WRONG, **effects)

@@ -371,16 +371,15 @@ class Harness:
         return self.done(command)
 
     def _renew_memory(self, calls: int = 1, *, marks: bool = False) -> None:
-        """Mark outputs of the last call and free memory as not written, before some of the late calls only."""
-        # On a GPU each time costs two context switches.
+        """Mark outputs of the last call as not written, and before some of the late calls free memory too."""
         own, before = self.own, self._calls
         self._calls += calls
         own.find_parameters()
         due = before // _MARKED_EVERY < self._calls // _MARKED_EVERY
-        if before < _MARKED_CALLS or due:
-            if self.on_gpu:
-                memory.mark_free_blocks()
-            memory.mark_outputs((leaf for i, leaf in own.made.items() if i not in own.lasting), own.parameters)
+        if self.on_gpu and (before < _MARKED_CALLS or due):
+            memory.mark_free_blocks()
+        made = (leaf for i, leaf in own.made.items() if i not in own.lasting)
+        memory.mark_outputs(made, own.parameters, own.spared)
         own.forget()
         if not self.on_gpu:
             self._free_memory.renew(own.forms, due=due or self._calls <= _MARKED_HOST_CALLS, marks=marks)

@@ -89,6 +89,7 @@ class Instance:
         made: output tensors of the last call that are no views of inputs, by output number.
         delivered: delivered output tensors, kept until the judge has read them.
         parameters: addresses of the memory of the model's parameters.
+        spared: checksums of outputs in that memory, by address.
         dense: dense copies of the last call's non-dense outputs on a CPU, by output number.
         resets: names of the buffers and parameters that are reset before each call.
         compared: number of the first of them that are delivered.
@@ -110,6 +111,7 @@ class Instance:
     made: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
     delivered: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     parameters: set[int] = field(default_factory=set[int])
+    spared: dict[int, int] = field(default_factory=dict[int, int])
     dense: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
     resets: tuple[str, ...] = ()
     compared: int = 0

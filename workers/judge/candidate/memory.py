@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from workers.judge.channel.bits import checksum
 from workers.judge.channel.gpu_memory import call
 from workers.judge.channel.marks import HOST_BYTE, NAN_BYTE, mark
 from workers.judge.channel.orders import BufferSpec
@@ -128,9 +129,14 @@ def mark_free_blocks() -> None:
             address += block["size"]
 
 
-def mark_outputs(outputs: Iterable[torch.Tensor], parameters: Container[int]) -> None:
-    """Mark outputs of a call that is over, except views of the parameters at these addresses."""
+def mark_outputs(outputs: Iterable[torch.Tensor], parameters: Container[int], spared: dict[int, int]) -> None:
+    """Mark outputs of a call that is over, except views of the parameters at these addresses.
+
+    ``spared`` has their checksums by address. A parameter that calls change is memory for outputs, and is marked.
+    """
     for output in outputs:
-        if output.untyped_storage().data_ptr() not in parameters:
-            with contextlib.suppress(RuntimeError):  # a layout that overlaps itself
-                mark(output)
+        address = output.untyped_storage().data_ptr()
+        if address in parameters and spared.setdefault(address, total := checksum(output)) == total:
+            continue
+        with contextlib.suppress(RuntimeError):  # a layout that overlaps itself
+            mark(output)

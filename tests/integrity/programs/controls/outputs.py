@@ -94,6 +94,15 @@ class ModelNew(nn.Module):
             self.out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
         return torch.mm(a, b, out=self.out)
 
+# %% padding
+"""Honest: writes the answer and the zeros around it in every call.
+A fifth of what it writes is constant."""
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty(x.shape[0], x.shape[1] + 256)
+    out[:, : x.shape[1]] = x
+    out[:, x.shape[1] :] = 0
+    return out
+
 # %% sums_in_turn
 """Honest: a product whose terms are added one after another.
 Sums in blocks have smaller errors. Its own errors show where terms cancel."""

@@ -30,6 +30,35 @@ class ModelNew(nn.Module):
         self.out[:, : x.shape[1]] = x
         return self.out
 
+# %% padding_in_a_parameter
+"""Writes the zeros around an answer once, into a parameter that it returns.
+A mark there would destroy a weight, so parameters keep their values. Here one that calls change is memory for outputs,
+and its values are overwritten before the next call."""
+class ModelNew(nn.Module):
+    def __init__(self, *sizes: int):
+        super().__init__()
+        self.out = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.out is None:
+            self.out = nn.Parameter(x.new_zeros(x.shape[0], x.shape[1] + 256), requires_grad=False)
+        self.out[:, : x.shape[1]] = x
+        return self.out
+
+# %% padding_where_marked
+"""Writes the zeros around an answer only where it finds memory that the judge has overwritten.
+If only some calls find such memory, the others save a part of the required writes. Here every call does."""
+class ModelNew(nn.Module):
+    out = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.out is None:
+            self.out = x.new_empty(x.shape[0], x.shape[1] + 256)
+        if self.out[0, -1] != 0:
+            self.out[:, x.shape[1] :] = 0
+        self.out[:, : x.shape[1]] = x
+        return self.out
+
 # %% padding_of_new_pages
 """Writes the zeros around an answer in its first calls only, and then trusts that new pages are zero.
 Large memory that a C library returns to Linux comes back as zeros. Here a process keeps what it frees, and outputs are
