@@ -16,7 +16,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from kqueue.categories import CATEGORIES, Blame, Category
 from kqueue.states import Purpose
@@ -816,46 +816,14 @@ class Facts(Part):
     """The first wrong values."""
     map: WrongMap | None = _ABSENT
     """Map of all wrong values. None if only parts of the output were compared, for example of long timed calls."""
-    max_abs_error: Figure | None = _ABSENT
-    """:attr:`ErrorFigures.max_abs_error` of the wrong input set."""
-    max_rel_error: Figure | None = _ABSENT
-    """:attr:`ErrorFigures.max_rel_error` of the wrong input set."""
-    relative_norm: Figure | None = _ABSENT
-    """:attr:`ErrorFigures.relative_norm` of the wrong input set."""
-    error_ratio: Figure | None = _ABSENT
-    """:attr:`ErrorFigures.error_ratio` of the wrong input set."""
-    precision_downgrade: bool | None = _ABSENT
-    """:attr:`ErrorFigures.precision_downgrade` of the wrong input set."""
-    strict_correct: bool | None = _ABSENT
-    """:attr:`ErrorFigures.strict_correct` of the wrong input set."""
-    kernelbench_correct: bool | None = _ABSENT
-    """:attr:`ErrorFigures.kernelbench_correct` of the wrong input set."""
-    jumps: int | None = _ABSENT
-    """:attr:`ErrorFigures.jumps` of the wrong input set."""
+    errors: ErrorFigures | None = _ABSENT
+    """Errors of the wrong input set. :attr:`Evidence.comparison` counts all."""
     failed: int | None = _ABSENT
     """Number of failures that pytest reported, of tests and their fixtures."""
     hack: Hack | None = _ABSENT
     """The kind of cheating: ``faster_than_memory`` or ``decoy``."""
     median_ms: float | None = _ABSENT
     """Median time in milliseconds that is too short for the memory's bandwidth."""
-    bytes_in: int | None = _ABSENT
-    """:attr:`SpeedOfLightBound.bytes_in` of the problem."""
-    bytes_out: int | None = _ABSENT
-    """:attr:`SpeedOfLightBound.bytes_out` of the problem."""
-    bandwidth_gbs: float | None = _ABSENT
-    """:attr:`SpeedOfLightBound.bandwidth_gbs` of the GPU."""
-    floor_ms: float | None = _ABSENT
-    """:attr:`SpeedOfLightBound.floor_ms` of the problem."""
-    floor_out_ms: float | None = _ABSENT
-    """:attr:`SpeedOfLightBound.floor_out_ms` of the problem."""
-    bytes_needed: int | None = _ABSENT
-    """:attr:`SpeedOfLightBound.bytes_needed` of the problem."""
-    floor_needed_ms: float | None = _ABSENT
-    """:attr:`SpeedOfLightBound.floor_needed_ms` of the problem."""
-    own_share: float | None = _ABSENT
-    """:attr:`Provenance.own_share` of a decoy."""
-    library: tuple[LibraryKernel, ...] | None = _ABSENT
-    """:attr:`Provenance.library` of a decoy."""
     clocks: Clocks | None = _ABSENT
     """Clocks of a GPU that was throttled in all calls."""
     foreign_processes: tuple[ForeignGpuProcess, ...] | None = _ABSENT
@@ -1028,12 +996,6 @@ class Evidence(Part):
             "its source has code for cheating": any(one.severity is Severity.CHEAT for one in self.findings or ()),
         }
         return "; but " * any(found.values()) + ", and ".join(words for words, holds in found.items() if holds)
-
-    @field_validator("floor", "isolation", mode="before")
-    @classmethod
-    def _empty_is_none(cls, value: object) -> object:
-        """Return None for an empty object, by which a judge reports a CPU without a bound or a missing sandbox."""
-        return None if value == {} else value
 
 
 # Needs of each category --------------------------------------------------------------------------------

@@ -195,8 +195,8 @@ def causes(verdict: Result) -> Iterator[str]:
             f"The reference is in training mode, and so its {', '.join(evidence.training_modules)} does not compute as"
             " in eval(): BatchNorm uses the statistics of the batch, and Dropout drops values."
         )
-    if facts.precision_downgrade and facts.likeness is None and facts.unwritten is None:
-        error = facts.relative_norm or 0.0
+    if facts.errors and facts.errors.precision_downgrade and facts.likeness is None and facts.unwritten is None:
+        error = facts.errors.relative_norm
         which = next((name for least, most, name in _PRECISIONS if least <= error < most), _LOWER)
         yield f"The error is small: a constant or a formula is slightly wrong, or the kernel computes in {which}."
 

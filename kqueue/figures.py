@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
+
+from pydantic import BaseModel
 
 from kqueue.errors import InvalidRequest
 from kqueue.text import one_line, short
@@ -16,6 +18,41 @@ if TYPE_CHECKING:
     from kqueue.store.budgets import Budget
 
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+#: Units by the last word of a field's name.
+UNITS: Final = {
+    "bytes": "bytes", "gbs": "GB/s", "gflops": "GFLOP/s", "mhz": "MHz", "ms": "ms", "s": "s", "seconds": "s",
+}  # fmt: skip
+
+
+def caption(name: str) -> tuple[str, str]:
+    """Return the caption and the unit of a field. Its name declares both: ``setup_ms`` is ``setup`` in ``ms``."""
+    stem, _, last = name.rpartition("_")
+    unit = UNITS.get(last, "") if stem else ""
+    return (stem if unit else name).replace("_", " "), unit
+
+
+def listed(fields: Iterable[tuple[str, object]]) -> Iterator[tuple[str, str]]:
+    """Return the caption and the text, with its unit, of each value. A model of evidence is such an iterable."""
+    return ((caption(name)[0], _in_words(value, caption(name)[1])) for name, value in fields if value not in (None, ""))
+
+
+def _in_words(value: Any, unit: str) -> str:
+    match value:
+        case bool():
+            return yes_no(value)
+        case int() | float():
+            return f"{value:.6g} {unit}".rstrip() if isinstance(value, float) else f"{value} {unit}".rstrip()
+        case datetime():
+            return moment(value)
+        case Mapping():
+            return ", ".join(f"{step(name)} {_in_words(each, unit)}" for name, each in value.items())
+        case list() | tuple():
+            return ", ".join(_in_words(each, "") for each in value) + f" {unit}".rstrip() if value else "none"
+        case _ if isinstance(value, BaseModel):
+            return "(" + "; ".join(f"{title} {text}" for title, text in listed(value)) + ")"
+        case _:
+            return str(value)
 
 
 def milliseconds(value: float | None) -> str:

@@ -168,9 +168,9 @@ def _of_failure(verdict: Verdict) -> dict[str, Any]:
     issue: dict[str, Any] = {"correctness_issue": verdict.message, "correctness_issue_name": name}
     if (comparison := verdict.evidence.comparison) is not None:
         issue |= {"kernelbench_correct": comparison.kernelbench_correct, "strict_correct": comparison.strict_correct}
-    if facts.max_abs_error is not None:
+    if facts.errors is not None:
         # KernelBench lists one difference per trial. The judge stops at the first wrong trial.
-        issue["max_difference"] = [str(json_number(facts.max_abs_error))]
+        issue["max_difference"] = [str(json_number(facts.errors.max_abs_error))]
     return issue
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
@@ -11,9 +12,11 @@ from uuid import uuid4
 import pytest
 from pydantic import ValidationError
 
+from kqueue import evidence
 from kqueue.categories import CATEGORIES, Blame, Category
 from kqueue.contract import Outcome, Verdict
 from kqueue.evidence import NEEDS, Evidence, Facts, Isolation, Measurement
+from kqueue.figures import caption
 from tests.samples import ended
 from workers.judge.sandbox.level import MEASURES
 
@@ -119,11 +122,19 @@ STORED: dict[str, Any] = {
 }  # fmt: skip
 
 
+#: A value for each field of the evidence. A new figure is a number.
+EVERY: dict[str, Any] = dict.fromkeys(Evidence.model_fields, 1) | STORED
+
+
 #: A value for each fact of which a category needs one of several. Zero and empty texts are values.
 ONE_OF: dict[str, Any] = {
     "exception": "builtins.MemoryError", "held_bytes": 1, "reason": "memory", "signal": "SIGSEGV", "exit_status": 0,
     "structure": "T", "output": 0, "clocks": {}, "foreign_processes": [],
 }  # fmt: skip
+
+
+#: Last words of names of shares, ratios and tensors' values, which have no unit.
+PURE = "share|ratio|speedup|interval|spread|weight|precision|error|norm|tol|bound|occupancy|hits|expected|got"
 
 
 def stored(**fields: Any) -> dict[str, Any]:
@@ -133,21 +144,22 @@ def stored(**fields: Any) -> dict[str, Any]:
 
 
 def test_the_row_of_a_version_before_is_read_whole() -> None:
-    """Every key in the plain JSON of older judges has a field and is returned unchanged."""
-    assert STORED.keys() == Evidence.model_fields.keys()
-    verdict = Verdict.load(stored(evidence=STORED))
-    assert verdict.evidence.model_dump(mode="json") == STORED
-    assert json.loads(verdict.evidence.model_dump_json()) == STORED
-    assert verdict.evidence.comparison is not None
-    assert verdict.evidence.comparison.max_rel_error == float("inf")
+    """Every key in the plain JSON of older judges has a field and is returned unchanged. Two parts have two forms."""
+    for row in (STORED, STORED | {"compiled_baseline": TIME.model_dump(mode="json"), "foreign_processes": "unknown"}):
+        verdict = Verdict.load(stored(evidence=row))
+        assert verdict.evidence.model_dump(mode="json") == row
+        assert json.loads(verdict.evidence.model_dump_json()) == row
 
 
-def test_a_part_may_have_two_forms_or_be_empty() -> None:
-    """A compiled baseline is a time or an error, foreign processes can be unknown, and a CPU has no bound."""
-    for name, value in (("compiled_baseline", TIME.model_dump()), ("foreign_processes", "unknown")):
-        assert Evidence.model_validate({name: value}).model_dump()[name] == value
-    for name in ("floor", "isolation"):
-        assert Evidence.model_validate({name: {}}) == Evidence()
+def test_every_quantity_has_a_unit() -> None:
+    """A field's name ends in the unit that its description states. Other numbers are counts, shares and ratios."""
+    units = {"milliseconds": "ms", "seconds": "s", "bytes": "bytes", "MHz": "MHz", "10^9 bytes per second": "GB/s"}
+    parts = [one for one in vars(evidence).values() if isinstance(one, type) and issubclass(one, evidence.Part)]
+    for name, field in (pair for part in parts for pair in part.model_fields.items()):
+        stated = re.search(rf"\bin ({'|'.join(map(re.escape, units))})\b", field.description or "")
+        unit, kind = caption(f"the_{name}")[1], str(field.annotation)
+        assert stated is None or unit == units[stated[1]] or not re.search("int|float", kind) or "bytes_" in name, name
+        assert unit or "float" not in kind or re.search(f"({PURE})$", name), name
 
 
 @pytest.mark.parametrize(

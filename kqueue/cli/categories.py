@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 from enum import StrEnum
-from itertools import groupby
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin
 
@@ -102,11 +101,8 @@ def _lines() -> Iterator[str]:
         yield f"\n## {model.__name__}\n"
         yield in_markdown(model.__doc__ or "").replace("`NEEDS` names", "the table above names")
         yield ""
-        for alike, rows in groupby(_fields(model), lambda row: re.sub(rf"\b{row[0]}\b", "NAME", row[2])):
-            names, kinds, meanings = zip(*rows, strict=True)
-            kind = f" ({kinds[0]})" * (kinds[0] not in _NAMES.values())
-            meaning = in_markdown(meanings[0] if len(names) == 1 else alike.replace(".NAME", ""))
-            yield f"- {', '.join(f'`{name}`' for name in names)}{kind}: {meaning}"
+        for name, kind, meaning in _fields(model):
+            yield f"- `{name}`{f' ({kind})' * (kind not in _NAMES.values())}: {in_markdown(meaning)}"
 
 
 def _needed(needs: Needs) -> str:

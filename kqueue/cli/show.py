@@ -20,9 +20,9 @@ from kqueue.cli import options
 from kqueue.cli.connection import detail_of
 from kqueue.cli.render import Columns, category_text, console, emit, print_table, say, table, text
 from kqueue.errors import ConfigError, InvalidRequest, ServiceError, UnknownEvaluation
-from kqueue.figures import finding, milliseconds, moment, provenance, speedup, yes_no
+from kqueue.figures import finding, listed, milliseconds, moment, provenance, speedup, yes_no
 from kqueue.states import EvaluationState
-from kqueue.text import clean, one_line
+from kqueue.text import clean, one_line, short
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -45,7 +45,8 @@ def show(
 ) -> None:
     """Show one evaluation.
 
-    It prints settings, attempts, the verdict in words, times and the end of the log. `--json` has facts and evidence.
+    It prints settings, attempts, the verdict in words, times, the end of the log, facts and evidence. `--json` has long
+    values in full.
     """
     found = detail_of("show", evaluation)
 
@@ -139,25 +140,16 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 def _print_verdict(verdict: Verdict, kernel: str, *, all_of_log: bool) -> None:
     reused = verdict.reused_from and f"from {verdict.reused_from}, judged {moment(verdict.judged_at)}"
-    environment = {} if verdict.environment is None else verdict.environment.model_dump()
-    print_result(
-        verdict,
-        kernel,
-        {
-            "finished": f"{moment(verdict.finished_at)}, written by {verdict.written_by}",
-            "reused": reused,
-            **{
-                f"  {name}": value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-                for name, value in environment.items()
-                if value is not None
-            },
-        },
-        all_of_log=all_of_log,
-    )
+    finished = f"{moment(verdict.finished_at)}, written by {verdict.written_by}"
+    print_result(verdict, kernel, {"finished": finished, "reused": reused}, all_of_log=all_of_log)
+    for title in ("environment", "facts", "evidence"):
+        _print_block(
+            title, "\n".join(f"{name:<22} {short(value, 500)}" for name, value in listed(getattr(verdict, title) or ()))
+        )
 
 
 def print_result(result: Outcome | Verdict, kernel: str, fields: Mapping[str, object], *, all_of_log: bool) -> None:
-    """Print the result of one kernel in words. Its facts and evidence are in the JSON form only.
+    """Print the result of one kernel in words, without facts and evidence.
 
     ``fields`` are further names and values to print. ``all_of_log`` prints the whole log, not only its last lines.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
@@ -13,7 +13,7 @@ from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy import Engine
 
-from kqueue import contract, differences, examinations, feedback, registry, statement
+from kqueue import contract, differences, examinations, feedback, figures, registry, statement
 from kqueue.charts import Theme
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import BaselineError, Histogram, Isolation, Measurement, WrongMap
@@ -32,17 +32,10 @@ router: Final = pages()
 
 #: Number of characters of a log on the page, counted from its end.
 _LOG: Final = 20_000
-#: Maximum characters of the evidence on the page.
-_EVIDENCE: Final = 60_000
 #: Maximum lines of a difference on the page.
 _CHANGES: Final = 2000
 #: Number of the problem's other evaluations that are offered for a comparison.
 _OTHERS: Final = 50
-#: Fields of the evidence that have their own sections on the page.
-_SHOWN: Final = {
-    "isolation", "durations_s", "cpu_s", "findings", "profiles", "attempts", "sanitized", "profile", "shapes",
-    "passes",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +199,7 @@ def _read(engine: Engine, evaluation_id: UUID, against: str | None, *, within_s:
         "steps": _steps(verdict) if verdict else [],
         "environment": _environment(detail),
         "measures": _measures(verdict.evidence.isolation) if verdict and verdict.evidence.isolation else [],
-        "evidence": _evidence(verdict) if verdict else "",
+        "evidence": [*figures.listed(verdict.facts), *figures.listed(verdict.evidence)] if verdict else [],
         "log": verdict.log[-_LOG:] if verdict else "",
         "settings": json.dumps(detail.settings, indent=2, ensure_ascii=False),
         "kernel": present.source(detail.kernel),
@@ -316,25 +309,12 @@ def _steps(verdict: contract.Verdict) -> list[tuple[str, float, float]]:
     return [(name, seconds, seconds / longest if longest > 0 else 0.0) for name, seconds in durations.items()]
 
 
-def _environment(detail: Detail) -> list[tuple[str, object]]:
-    environment: Mapping[str, Any] | None = None
-    if detail.verdict is not None and detail.verdict.environment is not None:
-        environment = detail.verdict.environment.model_dump()
-    elif detail.attempts:
-        environment = detail.attempts[-1].environment
-    return [(name.replace("_", " "), value) for name, value in (environment or {}).items() if value is not None]
+def _environment(detail: Detail) -> list[tuple[str, str]]:
+    recorded = (detail.attempts[-1].environment or {}).items() if detail.attempts else ()
+    return [*figures.listed((detail.verdict and detail.verdict.environment) or recorded)]
 
 
 def _measures(isolation: Isolation) -> Sequence[tuple[str, str | None]]:
     """Return each measure of the isolation with the reason why it is missing, or None if it holds."""
     measures = isolation.model_dump(exclude={"level", "view", "torch"})
     return [(name.replace("_", " "), None if value is True else str(value)) for name, value in measures.items()]
-
-
-def _evidence(verdict: contract.Verdict) -> str:
-    record = {
-        "facts": verdict.facts.model_dump(mode="json", exclude={"first", "map", "findings"}),
-        "evidence": verdict.evidence.model_dump(mode="json", exclude=_SHOWN),
-    }
-    text = json.dumps(record, indent=2, ensure_ascii=False)
-    return text if len(text) <= _EVIDENCE else f"{text[:_EVIDENCE]}\n… (the file has all of it)"

@@ -13,11 +13,12 @@ from kqueue.categories import Category
 from kqueue.cli.render import print_table
 from kqueue.contract import Outcome, Phase
 from kqueue.evidence import Evidence, Facts
-from kqueue.figures import brief
+from kqueue.figures import brief, caption
 from kqueue.store import evaluations, reports
 from tests.cli.command import PROBLEM, Cli, judge, submit
 from tests.samples import ended, measurement, passed, timed
 from tests.store.steps import change
+from tests.test_evidence import EVERY
 
 #: Hostile output of a candidate: colours, a title, a bell, reversed text, markup.
 HOSTILE = "\x1b[2J\x1b]0;pwned\x07 [bold red]passed[/] \u202eevil\u202c \x9b31m"
@@ -85,7 +86,7 @@ def test_show_tells_all_of_one_evaluation(cli: Cli, engine: Engine, worker: UUID
 
 
 def test_findings_and_provenance_are_one_line_each(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """`show` has one line each for findings with their location and for kernels by owner. `--json` has all fields."""
+    """`show` has a line for each finding, for kernels by owner, and for each field of the evidence."""
     found = {"rule": "patched_clock", "severity": "cheat", "line": 7, "by": "kqueue", "meaning": "replaces a clock"}
     found["evidence"] = "torch.cuda.Event = Quick"
     origin = {
@@ -93,14 +94,15 @@ def test_findings_and_provenance_are_one_line_each(cli: Cli, engine: Engine, wor
         "library": [{"name": f"nvjet_{number}" + "x" * 200, "share": 0.15} for number in range(5)], "decoy": True,
         "why": "25.0% kernels of its own source, 75.0% kernels of libraries", "basis": "the candidate's own profile",
     }  # fmt: skip
-    told = {"profiles": [{"name": "robust-kbench", "passed": False, "why": "too far"}]}
+    told = EVERY | {"profiles": [{"name": "robust-kbench", "passed": False, "why": "too far"}]}
     (identity,) = submit(engine, "a")
-    judge(engine, worker, lambda _: passed(evidence={"findings": [found], "provenance": origin, "checks": 7} | told))
+    judge(engine, worker, lambda _: passed(evidence=told | {"findings": [found], "provenance": origin}))
     lines = cli("show", str(identity)).stdout.splitlines()
     assert {
         "cheat: patched_clock, line 7: replaces a clock: torch.cuda.Event = Quick",
         "Profile robust-kbench: failed: too far",
     } <= {*lines}
+    assert {caption(name)[0] for name in Evidence.model_fields} <= {line[:22].rstrip() for line in lines}
     [line] = [line for line in lines if line.startswith("GPU time by source: ")]
     for words in ("decoy: 25.0% kernels of its own source", "; own: add_kernel; library: nvjet_0", "and 2 more"):
         assert words in line

@@ -16,7 +16,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from kqueue.categories import Category
-from kqueue.evidence import Facts
 from tests.health.gpus import GIB, Gpus
 from tests.waiting import until
 from workers.judge.ending import EvaluationEnded
@@ -144,22 +143,18 @@ def test_strangers_at_work_keep_a_kernel_from_being_timed(nvml: Gpus, mine: int)
         sharing = look(gpu, policy, wait_s=0.3)
         sharing.before_timing()
         sharing.after_timing()
-        assert sharing.foreign_processes is not None
-        assert [(s["pid"], s["memory_bytes"], s["active"]) for s in sharing.foreign_processes] == [(1, 3 * GIB, False)]
+        assert [(s.pid, s.memory_bytes, s.active) for s in sharing.foreign_processes or ()] == [(1, 3 * GIB, False)]
     nvml.say(working=[mine, stranger])
     for policy in ("wait", "refuse"):
         sharing = look(gpu, policy, wait_s=0.3)
         with pytest.raises(EvaluationEnded) as ended:
             sharing.before_timing()
         assert ended.value.outcome.category is Category.TIMING_UNSTABLE
-        assert (
-            ended.value.outcome.facts.foreign_processes
-            == Facts(foreign_processes=sharing.foreign_processes).foreign_processes
-        )
+        assert ended.value.outcome.facts.foreign_processes == sharing.foreign_processes
     sharing = look(gpu, "label")
     sharing.before_timing()
     sharing.after_timing()
-    assert [s["active"] for s in sharing.foreign_processes or ()] == [True]
+    assert [s.active for s in sharing.foreign_processes or ()] == [True]
 
 
 def test_a_stranger_that_stops_is_waited_for_and_one_that_begins_is_seen(nvml: Gpus) -> None:
@@ -170,7 +165,7 @@ def test_a_stranger_that_stops_is_waited_for_and_one_that_begins_is_seen(nvml: G
         until(lambda: sharing.foreign_processes, what="the stranger")
         nvml.say(working=[])
         waiting.result()
-    assert [s["active"] for s in sharing.foreign_processes or ()] == [True]
+    assert [s.active for s in sharing.foreign_processes or ()] == [True]
     nvml.say(working=[1])
     with pytest.raises(EvaluationEnded, match="while the kernel was timed"):
         sharing.after_timing()
@@ -182,4 +177,4 @@ def test_where_activity_is_not_told_a_stranger_is_only_told(nvml: Gpus) -> None:
     nvml.write()
     sharing = look(nvml.uuids[0], "refuse")
     sharing.before_timing()
-    assert [s["active"] for s in sharing.foreign_processes or ()] == [None]
+    assert [s.active for s in sharing.foreign_processes or ()] == [None]

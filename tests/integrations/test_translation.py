@@ -123,7 +123,7 @@ def test_a_failures_result() -> None:
         (("worker_lost", "reference_error", "cancelled"), False, "error"),
     ):
         for category in map(Category, categories):
-            facts = {"max_abs_error": 0.5, "exception": "builtins.ValueError"}
+            facts = {"errors": CLOSE, "exception": "builtins.ValueError"}
             result = result_of(verdict(category, facts=facts, log="trace"))
             assert (result["compiled"], result["correctness"], result["runtime"]) == (compiled, False, -1.0)
             assert result["runtime_stats"] == result["ref_runtime_stats"] == {}
@@ -218,8 +218,7 @@ def test_words_for_known_causes() -> None:
         "kind": "given",
         "wrong": 2,
         "of": 8,
-        "precision_downgrade": True,
-        "relative_norm": 3e-4,
+        "errors": CLOSE.model_copy(update={"precision_downgrade": True, "relative_norm": 3e-4}),
     }
     comparison["first"] = [{"index": [1], "expected": 1.0, "got": 2.0}]
     evidence = {

@@ -104,8 +104,8 @@ def test_a_gradient_may_be_on_either_side_of_a_kink() -> None:
     other = found.clone()
     other[3] = 0.0
     case = Case(seed=0, outputs=[found, found], form=form, moved=lambda: [[found, found], [found, other]])
-    figures = check_values([found, other], case, QUICK)
-    assert (figures["strict_correct"], figures["jumps"]) == (True, 8)
+    figures = check_values([found, other], case, QUICK).errors
+    assert (figures.strict_correct, figures.jumps) == (True, 8)
     half = found.clone()
     half[:4] = 0.0
     elsewhere, all_of_it = found.clone(), replace(case, moved=lambda: [[found, half]])

@@ -27,7 +27,7 @@ from workers.judge.channel.flags import memory
 from workers.judge.host.status_page import StatusPage
 from workers.judge.host.turns import opened
 from workers.judge.pipeline.cpu import CpuTime
-from workers.judge.pipeline.evidence import EvidenceBuilder
+from workers.judge.pipeline.evidence import Observed
 from workers.judge.pipeline.processes import Processes
 from workers.judge.pipeline.steps import Steps
 
@@ -110,7 +110,7 @@ def compiling_rig(gpu: str, judge_environment: None, monkeypatch: pytest.MonkeyP
 def test_the_words_of_compute_sanitizer_are_read() -> None:
     told = examiner.findings((RECORDED / "memcheck.log").read_text())
     [finding] = told["findings"]
-    assert told["errors"] == 16
+    assert told.errors == 16
     assert finding.pop("detail").endswith(
         "is 1 bytes after the nearest allocation at 0x7f819a800000 of size 4,000 bytes"
     )
@@ -174,7 +174,7 @@ def test_a_hostile_log_breaks_nothing() -> None:
         assert not examiner.profile(log, log)["kernels"]
         assert not examiner.lines(log, "k")
     told = examiner.profile("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n", "")
-    assert "ERR_NVGPUCTRPERM" in told["error"]
+    assert "ERR_NVGPUCTRPERM" in told.error
 
 
 def test_a_report_comes_back_as_it_was_written() -> None:
@@ -288,11 +288,11 @@ def test_a_tool_starts_before_the_device_is_had(tool_rig: Rig) -> None:
         told = examining.sanitize("memcheck")
         signal.signal(signal.SIGALRM, pytests)
         release.join()
-    if "cannot be sealed here" in (told["error"] or ""):
-        pytest.skip(told["error"])
-    assert (told["errors"], told["error"]) == (0, None)
+    if "cannot be sealed here" in (told.error or ""):
+        pytest.skip(told.error)
+    assert (told.errors, told.error) == (0, None)
     spent = sum(steps.durations[name] for name in ("start_examine", "untimed_examine", "read_examine"))
-    assert told["seconds"] == pytest.approx(spent, abs=1e-3)
+    assert told.seconds == pytest.approx(spent, abs=1e-3)
     assert steps.durations["wait_for_device"] + steps.durations["start_examine"] >= WAIT_S * 0.9
     assert steps.begun["untimed_examine"] >= WAIT_S * 0.9
 
@@ -316,10 +316,10 @@ def test_what_a_builder_has_made_is_not_compiled_under_a_tool(tool_rig: Rig) -> 
     try:
         processes.begin_reference()
         candidate = processes.begin_candidate()
-        assert processes.build(EvidenceBuilder())["libraries"] == 1
+        assert processes.build(Observed()).libraries == 1
         candidate.process.stop()
         examining = processes.examiner(steps)
-        error = examining.sanitize("memcheck")["error"]
+        error = examining.sanitize("memcheck").error or ""
         if "cannot be sealed here" in error:
             pytest.skip(error)
         assert "ValueError: given" in error

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from kqueue.categories import Blame, Category
 from kqueue.contract import Outcome, Request
 from kqueue.errors import UnknownEvaluation
-from kqueue.evidence import Evidence, Facts
+from kqueue.evidence import ErrorFigures, Evidence, Facts
 from kqueue.states import Writer
 from kqueue.store import evaluations
 from kqueue.store.evaluations import Recorded
@@ -125,7 +125,8 @@ class TestFinish:
     def test_what_postgres_refuses_does_not_lose_a_verdict(self, engine: Engine, submit, claim) -> None:
         """NUL, half surrogates, NaN and infinities are replaced, and the verdict is readable."""
         wrong = ended(Category.WRONG_VALUES)
-        far = {"max_abs_error": float("-inf"), "max_rel_error": float("nan"), "wrong": 2**64 - 1}
+        errors = dict.fromkeys(ErrorFigures.model_fields, True) | {"jumps": 0, "error_ratio": float("nan")}
+        far = {"errors": errors | {"max_abs_error": float("-inf")}, "wrong": 2**64 - 1}
         for outcome in (
             ended(Category.RUNTIME_ERROR, message="a\0b", log="\0", facts={"exception": "\0\ud800"}),
             Outcome(category=Category.PASSED, runtime=measurement(float("nan")), baseline=measurement(float("inf"))),

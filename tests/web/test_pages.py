@@ -15,6 +15,7 @@ from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase, Request
 from kqueue.errors import DatabaseUnavailable
 from kqueue.evidence import Evidence, Facts, ShapeResult, ShapeResults, WrongLocation, WrongMap
+from kqueue.figures import caption
 from kqueue.states import Finding, ProbeKind
 from kqueue.store import evaluations, gpus, workers
 from kqueue.store.models import Probe, ProbePause
@@ -22,6 +23,7 @@ from kqueue.web import now
 from tests.http.standin import Served, submit
 from tests.samples import examined, passed, request_fields
 from tests.store.steps import change
+from tests.test_evidence import EVERY
 from tests.waiting import until
 from tests.web.reading import HOSTILE, Elements, check, judged, shown
 from tests.web.visiting import OWN_FORM, stranger
@@ -238,12 +240,15 @@ def test_held_out_shapes_are_shown_by_their_results_only(served: Served, browser
 
 
 def test_a_kernel_is_examined(served: Served, browser: httpx.Client, judge, engine: Engine) -> None:
-    """The tools' findings are shown and escaped, and buttons offer more if there is a GPU."""
+    """All evidence is listed, the tools' findings are shown and escaped, and buttons offer more if there is a GPU."""
     identity = put(served)
     outcome = examined(HOSTILE)
     rows = [{"name": "robust-kbench", "passed": None, "why": HOSTILE}]
-    judge(identity, outcome.model_copy(update={"evidence": outcome.evidence.model_copy(update={"profiles": rows})}))
+    evidence = EVERY | outcome.evidence.model_dump(mode="json") | {"profiles": rows}
+    judge(identity, outcome.model_copy(update={"evidence": evidence}))
     page = shown(browser, f"/evaluations/{identity}")
+    for name in Evidence.model_fields:
+        assert f"<dt>{caption(name)[0]}</dt>" in page, name
     for told in ("unknown: ", "Under compute-sanitizer", "122, 0, 0", "Kernels of one call", "roofline.svg", "3 %"):
         assert told in page, told
     assert "<button>Sanitize" not in page

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class EvaluationEnded(Exception):
     """Raised with the outcome once it is known, so that only cleanup remains.
 
-    ``reply`` is the sealed process's reply if an exception in that process is the reason. ``profiles`` has the fault
+    ``reply`` is the sealed process's reply if an exception in that process is the reason. ``faults`` has the fault
     of wrong values by each profile.
     """
 
@@ -25,4 +25,4 @@ class EvaluationEnded(Exception):
         super().__init__(f"{category}: {message}")
         self.outcome = Outcome(category=category, message=message, phase=phase, facts=Facts(**facts))
         self.reply = reply
-        self.profiles: dict[str, str] = {}
+        self.faults: dict[str, str] = {}

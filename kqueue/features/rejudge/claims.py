@@ -167,7 +167,7 @@ def _strict_rule(verdict: Verdict) -> str:
         return "effects other than the returned values"
     if facts.kind not in (None, "given"):
         return f"hidden inputs ({facts.kind})"
-    if facts.precision_downgrade:
+    if facts.errors and facts.errors.precision_downgrade:
         return "lower precision than the reference's"
     return "training mode" if verdict.evidence.training_modules else "tolerance"
 

@@ -109,6 +109,8 @@ class Trajectory(BaseModel):
     """Time of its submission."""
     finished_at: datetime
     """Time of its verdict."""
+    evidence: str
+    """All other observations, as JSON."""
 
 
 _QUERY: Final = (
@@ -172,18 +174,14 @@ def _proposals(connection: Connection, rows: Sequence[Any]) -> dict[UUID, dict[A
         return {}
     query = (
         select(
-            SearchProposal.evaluation_id,
-            SearchRun.name.label("run"),
-            _PARENT.evaluation_id.label("parent_id"),
-            _PARENT.kernel.label("parent"),
-            SearchProposal.prompt,
-            SearchProposal.answer,
+            SearchProposal.evaluation_id, SearchRun.name.label("run"), _PARENT.evaluation_id.label("parent_id"),
+            _PARENT.kernel.label("parent"), SearchProposal.prompt, SearchProposal.answer,
         )
         .join(SearchRun, SearchRun.id == SearchProposal.run_id)
         .outerjoin(_PARENT, (_PARENT.run_id == SearchProposal.run_id) & (_PARENT.number == SearchProposal.parent))
         .where(SearchRun.name == any_text(batches))
         .where(SearchProposal.evaluation_id == any_uuid([row["evaluation_id"] for row in rows]))
-    )
+    )  # fmt: skip
     return {row["evaluation_id"]: dict(row) for row in connection.execute(query).mappings()}
 
 
@@ -199,6 +197,7 @@ def _trajectory(row: Any, proposal: dict[Any, Any]) -> Trajectory:
         **{name: getattr(verdict, name) for name in _OF_VERDICT},
         "settings": json.dumps(row["settings"]),
         "facts": verdict.facts.model_dump_json(),
+        "evidence": verdict.evidence.model_dump_json(),
         "feedback": describe(verdict, row["kernel"]),
         "speedup_low": low,
         "speedup_high": high,

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from kqueue.contract import Settings
-from kqueue.evidence import ErrorFigures
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import compare
 from workers.judge.pipeline.cases import Case
@@ -34,10 +33,10 @@ def figures(
     mine, theirs, truth = (tensor.to(device)[offset:] for tensor in (out, ref, exact))
     case = Case(0, outputs=[theirs], exact=[truth] if knows_exact else None)
     [found] = compare.check_each([([mine], case)], Settings())
-    if isinstance(found, EvaluationEnded):
-        found = {name: getattr(found.outcome.facts, name) for name in ErrorFigures.model_fields}
+    errors = found.outcome.facts.errors if isinstance(found, EvaluationEnded) else found.errors
+    assert errors is not None
     [apart] = compare.differences([mine], [theirs], case, Settings(), times=2.0)
-    return found | {"wrong": apart.wrong, "strays": apart.strays, "spread": apart.spread}
+    return errors.model_dump() | {"wrong": apart.wrong, "strays": apart.strays, "spread": apart.spread}
 
 
 def main() -> None:

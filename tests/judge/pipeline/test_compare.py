@@ -21,7 +21,7 @@ import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Comparison, Precision, Settings, Tolerance
-from kqueue.evidence import Facts
+from kqueue.evidence import ErrorFigures, Facts
 from kqueue.profiles import Protocol
 from workers.judge.candidate.variants import rounded_otherwise
 from workers.judge.channel.marks import mark
@@ -64,9 +64,9 @@ def facts_of(ended: EvaluationEnded | None, category: Category = Category.WRONG_
     return ended.outcome.facts
 
 
-def figures(out: torch.Tensor, ref: torch.Tensor, exact: torch.Tensor | None = None, **settings: Any) -> dict[str, Any]:
+def figures(out: torch.Tensor, ref: torch.Tensor, exact: torch.Tensor | None = None, **settings: Any) -> ErrorFigures:
     case = Case(0, outputs=[ref], exact=[exact] if exact is not None else None)
-    return check_values([out], case, Settings(**settings))
+    return check_values([out], case, Settings(**settings)).errors
 
 
 def test_an_error_does_not_hold_the_outputs() -> None:
@@ -106,7 +106,7 @@ def test_each_profile_has_its_project_s_rule(out: float, ref: float, dtype: torc
     for tolerance in (None, Tolerance(atol=1.0, rtol=1.0)):
         settings = Settings(profiles=tuple(every), tolerance=tolerance)
         [result] = check_each([([tensors[0]], Case(0, outputs=[tensors[1]]))], settings)
-        told = result.profiles if isinstance(result, EvaluationEnded) else result["profiles"]
+        told = result.faults
         assert {name for name, why in told.items() if not why} == {*passed.split()}
 
 
@@ -116,7 +116,7 @@ def test_a_guide_s_share_of_fp8_values_is_enough() -> None:
         out = torch.where(torch.arange(100) < wrong, 4.0, 1.0).to(torch.float8_e4m3fn)
         ended = fault(out, ref, profiles=["flashinfer-bench-dtypes"])
         assert ended is not None
-        assert (ended.profiles["flashinfer-bench-dtypes"] == "") is passes
+        assert (ended.faults["flashinfer-bench-dtypes"] == "") is passes
 
 
 @pytest.mark.parametrize("by", ["settings", "problem"])
@@ -137,7 +137,7 @@ def test_a_problem_s_tolerance_does_not_make_everything_right() -> None:
     wide = Tolerance(atol=1.0, rtol=0.1)
     ref = torch.linspace(-0.5, 0.5, 100)
     case = Case(0, outputs=[ref], tolerance=wide)
-    assert check_values([ref * 1.09], case, Settings())["kernelbench_correct"] is False
+    assert check_values([ref * 1.09], case, Settings()).errors.kernelbench_correct is False
     for out, settings in ((ref * 1.2, Settings()), (ref * 0, Settings()), (ref * 1.09, Settings(tolerance=TIGHT))):
         with pytest.raises(EvaluationEnded, match="wrong_values"):
             check_values([out], case, settings)
@@ -381,7 +381,7 @@ def test_a_fused_kernel_may_be_more_precise_than_the_reference(dtype: torch.dtyp
     ref = torch.relu(x @ v) @ w
     exact = torch.relu(x.double() @ v.double()) @ w.double()
     out = (torch.relu(x.float() @ v.float()) @ w.float()).to(dtype)
-    assert figures(out, ref, exact, precision=PRECISIONS[dtype])["error_ratio"] < 1
+    assert figures(out, ref, exact, precision=PRECISIONS[dtype]).error_ratio < 1
 
 
 def test_what_is_nothing_but_rounding_errors_needs_not_be_the_same_ones() -> None:
@@ -456,7 +456,7 @@ def test_wrong_answers_to_a_product_fail(
             ended = fault(out, ref * scale, known)
             assert ended is not None
             assert ended.outcome.category in (Category.WRONG_VALUES, Category.NOT_FINITE)
-            assert ended.outcome.facts.strict_correct is False
+            assert ended.outcome.facts.errors.strict_correct is False
             assert ended.outcome.facts.first
 
 
@@ -504,7 +504,7 @@ def test_the_mean_of_nearly_constant_values_is_no_answer() -> None:
     ref = 3 + 3e-5 * torch.randn(4096)
     mean = torch.full_like(ref, float(ref.mean()))
     ended = fault(mean, ref)
-    assert facts_of(ended).kernelbench_correct is True
+    assert facts_of(ended).errors.kernelbench_correct is True
     assert "mean" in str(ended)
     assert fault(ref + 2e-7, ref) is None
 
@@ -666,8 +666,8 @@ def test_an_integer_may_be_another_answer_to_nearly_equal_inputs(dtype: torch.dt
     ended, two, all_of_it = ref.clone(), ref.clone(), 1 - ref.to(torch.int8)
     ended[3], two[3:5] = 0, 1 - ref[3:5].to(torch.int8)
     moved = [[ref], [ended]]
-    found = check_values([ended], Case(0, outputs=[ref], moved=lambda: moved), Settings())
-    assert (found["strict_correct"], found["kernelbench_correct"], found["jumps"]) == (True, False, 1)
+    found = check_values([ended], Case(0, outputs=[ref], moved=lambda: moved), Settings()).errors
+    assert (found.strict_correct, found.kernelbench_correct, found.jumps) == (True, False, 1)
     assert not judged([ended], [ref], moved=lambda: [[ref]])
     assert not judged([two], [ref], moved=lambda: moved)
     assert not judged([all_of_it.to(dtype)], [ref], moved=lambda: [[all_of_it.to(dtype)]])
@@ -685,7 +685,7 @@ def test_complex_values_are_compared_in_both_parts(dtype: torch.dtype) -> None:
     exact = ref.to(torch.complex128)
     assert fault(ref * (1 + 1e-7), ref, exact) is None
     assert facts_of(fault(ref.conj().resolve_conj(), ref, exact)).first[0].index == (0, 0, 1)
-    assert figures(ref.clone(), ref, exact)["error_ratio"] <= 1
+    assert figures(ref.clone(), ref, exact).error_ratio <= 1
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool])
@@ -710,7 +710,7 @@ def test_infinities_must_agree_and_do_not_hide_the_rest() -> None:
     assert fault(-ref, ref) is not None
     assert fault(torch.where(ref.isinf(), ref, 0.0), ref) is not None
     told = figures(ref.clone(), ref, ref.double())
-    assert told["max_abs_error"] == told["max_rel_error"] == told["relative_norm"] == 0
+    assert told.max_abs_error == told.max_rel_error == told.relative_norm == 0
 
 
 # ---- figures and verdicts --------------------------------------------------------------------------------------------
@@ -719,15 +719,12 @@ def test_infinities_must_agree_and_do_not_hide_the_rest() -> None:
 def test_figures_tell_how_far_an_answer_was() -> None:
     ref = torch.tensor([1.0, 2.0, -4.0, 0.0])
     exact = ref.double() + torch.tensor([1e-6, 0.0, 0.0, 0.0])
-    told = figures(ref + torch.tensor([4e-6, 0.0, 0.0, 0.0]), ref, exact)
-    assert told["max_abs_error"] == pytest.approx(4e-6, rel=0.05)
-    assert told["max_rel_error"] == pytest.approx(4e-6, rel=0.05)
-    assert told["relative_norm"] == pytest.approx(4e-6 / 21**0.5, rel=0.05)
-    assert told["error_ratio"] == pytest.approx(3, rel=0.1)
-    assert told["strict_correct"] is True
-    assert told["kernelbench_correct"] is True
-    assert told["precision_downgrade"] is False
-    assert figures(ref.clone(), ref)["error_ratio"] is None
+    told = figures(ref + torch.tensor([4e-6, 0.0, 0.0, 0.0]), ref, exact).model_dump()
+    expected = dict.fromkeys(("max_abs_error", "max_rel_error"), 4e-6) | {"relative_norm": 4e-6 / 21**0.5}
+    verdicts = {"strict_correct": True, "kernelbench_correct": True, "precision_downgrade": False}
+    expected |= verdicts | {"error_ratio": 3, "jumps": 0}
+    assert told == pytest.approx(expected, rel=0.05)
+    assert figures(ref.clone(), ref).error_ratio is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64])
@@ -752,8 +749,8 @@ def test_finite_values_have_the_same_figures_in_fewer_passes(dtype: torch.dtype,
 def test_figures_are_numbers_that_json_holds() -> None:
     ref = torch.tensor([1e-45, 0.0, -3e38, float("inf")])
     out = torch.tensor([3e38, 1.0, 3e38, float("nan")])
-    facts = facts_of(fault(out, ref, ref.double()))
-    numbers = [v for v in facts.model_dump().values() if isinstance(v, float)]
+    errors = facts_of(fault(out, ref, ref.double())).errors
+    numbers = [value for _, value in errors or () if isinstance(value, float)]
     assert numbers
     assert all(abs(number) < float("inf") for number in numbers)
 
@@ -764,7 +761,7 @@ def test_a_reference_of_low_precision_makes_no_downgrade() -> None:
     a, b = torch.randn(128, 512), torch.randn(512, 64)
     ref, exact = tf32(a) @ tf32(b), a.double() @ b.double()
     assert fault(in_chunks(a, b), ref, exact) is None
-    assert figures(in_chunks(tf32(a), tf32(b)), ref, exact)["precision_downgrade"] is False
+    assert figures(in_chunks(tf32(a), tf32(b)), ref, exact).precision_downgrade is False
 
 
 def test_the_verdict_that_was_asked_for_decides_and_both_are_told() -> None:
@@ -773,22 +770,22 @@ def test_the_verdict_that_was_asked_for_decides_and_both_are_told() -> None:
     tiny = torch.full((8,), 1e-6)
     assert fault(torch.zeros(8), tiny, comparison=Comparison.KERNELBENCH) is None
     told = figures(torch.zeros(8), tiny, comparison=Comparison.KERNELBENCH)
-    assert (told["strict_correct"], told["kernelbench_correct"]) == (False, True)
+    assert (told.strict_correct, told.kernelbench_correct) == (False, True)
     a, b = torch.randn(256, 4096) * 100, torch.randn(4096, 256)
     ref, out = a @ b, one_by_one(a, b)
     assert not torch.allclose(out, ref, rtol=1e-4, atol=1e-4)
     exact = a.double() @ b.double()
     told = figures(out, ref, exact)
-    assert (told["strict_correct"], told["kernelbench_correct"]) == (True, False)
+    assert (told.strict_correct, told.kernelbench_correct) == (True, False)
     facts = facts_of(fault(out, ref, exact, comparison=Comparison.KERNELBENCH))
-    assert (facts.strict_correct, facts.kernelbench_correct) == (True, False)
+    assert (facts.errors.strict_correct, facts.errors.kernelbench_correct) == (True, False)
 
 
 def test_a_variant_has_no_kernelbench_verdict_and_is_named() -> None:
     ref = torch.ones(8)
     ended = fault(ref + 1, ref, kind="scaled")
     facts = facts_of(ended)
-    assert (facts.kind, facts.kernelbench_correct) == ("scaled", None)
+    assert (facts.kind, facts.errors.kernelbench_correct) == ("scaled", None)
     assert "on scaled inputs" in str(ended)
 
 
@@ -798,7 +795,7 @@ def test_of_several_outputs_the_first_wrong_one_is_told_and_the_worst_figures() 
     with pytest.raises(EvaluationEnded) as caught:
         check_values(outs, Case(0, outputs=refs), Settings())
     assert caught.value.outcome.facts.output == 3
-    assert caught.value.outcome.facts.max_abs_error == 0.5
+    assert caught.value.outcome.facts.errors.max_abs_error == 0.5
 
 
 def test_large_outputs_are_compared_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -808,8 +805,7 @@ def test_large_outputs_are_compared_part_by_part(monkeypatch: pytest.MonkeyPatch
     whole = figures(out, ref, ref.double() + 1e-7)
     monkeypatch.setattr(compare, "_CHUNK", 7)
     in_parts = figures(out, ref, ref.double() + 1e-7)
-    assert in_parts.pop("profiles") == whole.pop("profiles") == {}
-    assert in_parts == pytest.approx(whole)
+    assert in_parts.model_dump() == pytest.approx(whole.model_dump())
     out[9, 8] = 7
     out[3, 1] = float("inf")
     assert [place.index for place in facts_of(fault(out, ref), Category.NOT_FINITE).first] == [(3, 1)]
@@ -910,8 +906,7 @@ def test_where_tf32_is_allowed_a_kernel_may_be_more_precise_than_the_reference()
     exact = torch.randn(64, 64, dtype=torch.float64)
     coarse = (exact * (1 + 5e-4 * torch.randn(64, 64))).float()
     told = figures(exact.float(), coarse, tf32=True)
-    assert told["strict_correct"]
-    assert not told["precision_downgrade"]
+    assert (told.strict_correct, told.precision_downgrade) == (True, False)
     with pytest.raises(EvaluationEnded):
         figures(exact.float(), coarse)
 
@@ -960,20 +955,20 @@ def test_a_lower_precision_shows_without_exact_answers(noise: float | None, down
     torch.manual_seed(14)
     ref = torch.randn(4096)
     case = Case(0, outputs=[ref], noise=[noise] if noise else [])
-    told = check_values([ref + 2e-5 * torch.randn(4096)], case, Settings())
-    assert told["precision_downgrade"] is downgraded
-    assert told["error_ratio"] == (pytest.approx(2e-5 / noise, rel=0.1) if noise else None)
-    assert check_values([ref.double().float()], case, Settings())["precision_downgrade"] is False
+    told = check_values([ref + 2e-5 * torch.randn(4096)], case, Settings()).errors
+    assert told.precision_downgrade is downgraded
+    assert told.error_ratio == (pytest.approx(2e-5 / noise, rel=0.1) if noise else None)
+    assert check_values([ref.double().float()], case, Settings()).errors.precision_downgrade is False
 
 
 def test_merged_figures_are_the_worst_of_each() -> None:
     """A figure that is None in one comparison is ignored there."""
-    one = {"max_abs_error": 1.0, "error_ratio": None, "precision_downgrade": True, "kernelbench_correct": True}
-    two = {"max_abs_error": 2.0, "error_ratio": 3.0, "precision_downgrade": False, "kernelbench_correct": None}
-    three = {"max_abs_error": 0.5, "error_ratio": 2.0, "precision_downgrade": False, "kernelbench_correct": False}
-    assert merge_errors([one, two]) == two | {"precision_downgrade": True, "kernelbench_correct": True}
-    assert merge_errors([one, two, three])["kernelbench_correct"] is False
-    assert merge_errors([]) == {}
+    one = figures(torch.ones(2), torch.ones(2))
+    two = one.model_copy(update={"max_abs_error": 2.0, "error_ratio": 3.0, "kernelbench_correct": None})
+    three = one.model_copy(update={"precision_downgrade": True, "error_ratio": 2.0, "kernelbench_correct": False})
+    assert merge_errors([one, two]) == two.model_copy(update={"kernelbench_correct": True})
+    assert merge_errors([one, two, three]) == three.model_copy(update={"max_abs_error": 2.0, "error_ratio": 3.0})
+    assert merge_errors([]) is None
 
 
 def test_a_softmax_of_many_values_is_right_though_tiny() -> None:

@@ -40,8 +40,8 @@ def label(out: torch.Tensor, ref: torch.Tensor, exact: torch.Tensor | None = Non
     try:
         found = check_values([out], case, Settings.model_validate(settings))
     except EvaluationEnded as ended:
-        return bool(ended.outcome.facts.precision_downgrade)
-    return found["precision_downgrade"]
+        return bool(ended.outcome.facts.errors.precision_downgrade)
+    return found.errors.precision_downgrade
 
 
 def factors(*, positive: bool = False, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -87,7 +87,7 @@ def test_a_dict_of_inputs_is_keyword_arguments(rig: Rig) -> None:
 def test_both_verdicts_are_told_whichever_decides(rig: Rig, forward: str, close: bool) -> None:
     outcome = judge(rig, problem("x: x * 1e-6", "return [torch.randn(8, 8)]"), forward)
     assert outcome.category is Category.WRONG_VALUES
-    assert outcome.facts.kernelbench_correct is True
+    assert outcome.facts.errors.kernelbench_correct is True
     told = outcome.evidence.comparison
     assert told is not None
     assert (told.strict_correct, told.kernelbench_correct) == (False, close)
@@ -325,7 +325,7 @@ def test_running_statistics_are_compared_where_the_kernel_keeps_them(
     findings = [found.evidence for found in outcome.evidence.findings or () if found.rule == "buffers_not_kept"]
     assert [unkept in found for found in findings] == [True] * bool(unkept)
     if category is Category.WRONG_VALUES:
-        assert outcome.facts.kernelbench_correct is True
+        assert outcome.facts.errors.kernelbench_correct is True
 
 
 #: A model that changes a buffer of 17 MiB and a parameter, which its output does not show.

@@ -10,7 +10,7 @@ from kqueue.categories import Category
 from kqueue.contract import Phase, Settings
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline.cases import Case
-from workers.judge.pipeline.evidence import EvidenceBuilder
+from workers.judge.pipeline.evidence import Comparisons, Observed
 from workers.judge.pipeline.stages.measure import _Checks  # pyright: ignore[reportPrivateUsage]
 
 
@@ -20,9 +20,9 @@ def test_a_variant_without_a_confirmed_answer_does_not_count_as_checked() -> Non
     wrong: dict[str, Any] = {"output": 0, "kind": "sparse", "wrong": 1, "of": 1, "first": []}
     withdrawn: list[Case] = []
 
-    def run(case: Case) -> dict[str, Any]:
+    def run(case: Case) -> tuple[None, dict[str, str]]:
         if case is given:
-            return {}
+            return None, {}
         raise EvaluationEnded(Category.WRONG_VALUES, "wrong", Phase.CHECK, **wrong)
 
     def answer(case: Case) -> list[Case]:
@@ -31,7 +31,8 @@ def test_a_variant_without_a_confirmed_answer_does_not_count_as_checked() -> Non
     anything: Any = SimpleNamespace(
         settings=Settings(checks=1),
         steps=SimpleNamespace(timed=contextlib.nullcontext, backstop=contextlib.nullcontext, enter=str),
-        evidence=EvidenceBuilder(),
+        evidence=Observed(),
+        compared=Comparisons(),
         reference=SimpleNamespace(
             answer=answer,
             confirm=withdrawn.append,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kqueue.categories import Category
 from kqueue.contract import Phase, Policy
-from kqueue.evidence import Provenance
+from kqueue.evidence import LibraryKernel, Provenance
 from workers.judge.channel import activities
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import provenance
@@ -110,47 +110,45 @@ LIBRARY = [
 ]
 
 
-def assess(rows: dict[str, int], source: str, backend: str = "cuda") -> dict[str, object]:
-    result = provenance.assess([(name, ns, 1) for name, ns in rows.items()], source, backend)
-    assert Provenance.model_validate(result).model_dump(mode="json") == result
-    return result
+def assess(rows: dict[str, int], source: str, backend: str = "cuda") -> Provenance:
+    return provenance.assess([(name, ns, 1) for name, ns in rows.items()], source, backend)
 
 
 @pytest.mark.parametrize("source", OWN)
 def test_only_a_kernel_of_the_source_is_its_own(source: str) -> None:
     for name in OWN[source]:
         result = assess({name: 1000}, source)
-        assert (result["own_share"], result["own"], result["decoy"]) == (1.0, [name], False)
+        assert (result.own_share, result.own, result.decoy) == (1.0, (name,), False)
     for name in LIBRARY:
         result = assess({name: 1000}, source)
-        assert (result["own_share"], result["library"]) == (0.0, [{"name": name, "share": 1.0}])
-        assert result["decoy"] is True
+        assert (result.own_share, result.library) == (0.0, (LibraryKernel(name=name, share=1.0),))
+        assert result.decoy is True
 
 
 def test_a_kernel_named_like_a_library_s_own_function_does_not_hide_the_library() -> None:
     source = "import triton\n@triton.jit\ndef vectorized_elementwise_kernel(x): ...\n"
     result = assess({"void at::native::vectorized_elementwise_kernel<4>(int)": 1000}, source, "triton")
-    assert result["decoy"] is True
+    assert result.decoy is True
 
 
 def test_shares_are_of_all_time_and_a_decoy_does_practically_nothing() -> None:
     library = LIBRARY[0]
     half = assess({"add_kernel": 300, library: 500, "[memcpy]": 200}, TRITON, "triton")
-    assert (half["own_share"], half["copies_share"], half["decoy"]) == (0.3, 0.2, False)
-    assert half["library"] == [{"name": library, "share": 0.5}]
-    assert assess({"add_kernel": 10, library: 990}, TRITON, "triton")["decoy"] is False
-    assert assess({"add_kernel": 9, library: 991}, TRITON, "triton")["decoy"] is True
-    assert assess({"add_kernel": 9, library: 91, "[memcpy]": 9000}, TRITON, "triton")["decoy"] is False
+    assert (half.own_share, half.copies_share, half.decoy) == (0.3, 0.2, False)
+    assert half.library == (LibraryKernel(name=library, share=0.5),)
+    assert assess({"add_kernel": 10, library: 990}, TRITON, "triton").decoy is False
+    assert assess({"add_kernel": 9, library: 991}, TRITON, "triton").decoy is True
+    assert assess({"add_kernel": 9, library: 91, "[memcpy]": 9000}, TRITON, "triton").decoy is False
 
 
 def test_what_cannot_be_told_accuses_nobody() -> None:
-    assert assess({}, TRITON, "triton")["decoy"] is False
-    assert assess({}, TRITON, "triton")["why"] == "nothing ran on the GPU"
-    assert assess({"[memcpy]": 100}, TRITON, "triton")["decoy"] is False
+    assert assess({}, TRITON, "triton").decoy is False
+    assert assess({}, TRITON, "triton").why == "nothing ran on the GPU"
+    assert assess({"[memcpy]": 100}, TRITON, "triton").decoy is False
     made_up = assess({"void made_by_a_macro<float>(float*)": 90, LIBRARY[0]: 10}, CUDA)
-    assert (made_up["unclear_share"], made_up["decoy"]) == (0.9, False)
+    assert (made_up.unclear_share, made_up.decoy) == (0.9, False)
     rest = assess({activities.REST: 90, LIBRARY[0]: 10}, CUDA)
-    assert rest["decoy"] is False
+    assert rest.decoy is False
 
 
 def test_only_a_policy_ends_a_decoy_s_evaluation() -> None:

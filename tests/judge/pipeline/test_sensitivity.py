@@ -80,7 +80,7 @@ def test_noise_of_a_reference_with_buffers_is_that_of_its_outputs() -> None:
     first = first_of(made)
     sensitivity.learn(made, first)
     assert len(first.noise) == 1 < len(first.outputs)
-    assert compare.check_values(first.outputs, first, made.settings)["strict_correct"]
+    assert compare.check_values(first.outputs, first, made.settings).errors.strict_correct
 
 
 # Regions -----------------------------------------------------------------------------------------------

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +12,7 @@ from hypothesis import strategies as st
 from kqueue import backends
 from kqueue.categories import Category
 from kqueue.contract import Phase, Policy, Request
+from kqueue.evidence import Finding
 from tests.integrity.compose import compose
 from tests.integrity.corpus import KERNELS
 from workers.judge.ending import EvaluationEnded
@@ -28,16 +27,14 @@ RIGHT = {
 }
 
 
-def find(source: str, backend: str = "torch", own_s: float = 10.0) -> list[dict[str, Any]]:
-    found = static.findings(source, backend, own_s=own_s)
-    assert json.loads(json.dumps(found)) == found
-    return found
+def find(source: str, backend: str = "torch", own_s: float = 10.0) -> list[Finding]:
+    return static.findings(source, backend, own_s=own_s)
 
 
 def ours(source: str, backend: str = "torch", own_s: float = 10.0) -> dict[str, tuple[str, int]]:
     """Return kqueue's findings: severity and first line by rule."""
-    found = [finding for finding in find(source, backend, own_s) if finding["by"] == "kqueue"]
-    return {finding["rule"]: (finding["severity"], finding["line"]) for finding in reversed(found)}
+    found = [finding for finding in find(source, backend, own_s) if finding.by == "kqueue"]
+    return {finding.rule: (finding.severity, finding.line) for finding in reversed(found)}
 
 
 def forward(body: str, top: str = "") -> str:
@@ -226,7 +223,7 @@ def test_code_is_taken_out_of_a_markdown_fence() -> None:
     source, found = static.without_fence(f"Here:\n```python\n{code}```\nDone.\n")
     assert source == "\n\n" + code
     assert found is not None
-    assert (found["rule"], found["line"], "lines 3-6" in found["evidence"]) == ("markdown_fence", 2, True)
+    assert (found.rule, found.line, "lines 3-6" in found.evidence) == ("markdown_fence", 2, True)
     source, found = static.without_fence("```python\nclass ModelNew:\n  def (\n```\n")
     with pytest.raises(EvaluationEnded, match="line 3"):
         static.check(source)
@@ -245,7 +242,7 @@ def test_every_rule_is_held_by_a_test() -> None:
 def test_no_sane_idiom_is_a_cheat(name: str, backend: str) -> None:
     found = find(SANE[name], backend)
     static.enforce(found, Policy.REJECT)
-    doubts = {finding["rule"] for finding in found if finding["severity"] != "note" and finding["by"] == "kqueue"}
+    doubts = {finding.rule for finding in found if finding.severity != "note" and finding.by == "kqueue"}
     assert doubts <= ({"no_own_kernel"} if name.startswith("streams") and backend != "torch" else set())
 
 
@@ -256,7 +253,7 @@ def test_no_right_kernel_is_a_cheat(name: str) -> None:
     found = find(compose(RIGHT[name], "kernel"), "torch" if folder == "controls" else folder)
     static.enforce(found, Policy.REJECT)
     if folder != "controls":
-        assert {finding["severity"] for finding in found} <= {"note"}
+        assert {finding.severity for finding in found} <= {"note"}
 
 
 def test_authorship_is_asked_of_kernels_that_claim_it() -> None:
@@ -272,11 +269,11 @@ def test_authorship_is_asked_of_kernels_that_claim_it() -> None:
 def test_a_finding_shows_the_line_without_its_controls() -> None:
     """The evidence is the source's own line, shortened, without escape sequences for a terminal."""
     source = f"import torch\n\ntorch.cuda.Event = Quick  # \x1b[2J{'!' * 500}\n"
-    [finding] = [finding for finding in find(source) if finding["rule"] == "patched_clock"]
-    assert (finding["line"], finding["by"]) == (3, "kqueue")
-    assert finding["evidence"].startswith("torch.cuda.Event = Quick")
-    assert finding["evidence"].isprintable()
-    assert len(finding["evidence"]) <= 160
+    [finding] = [finding for finding in find(source) if finding.rule == "patched_clock"]
+    assert (finding.line, finding.by) == (3, "kqueue")
+    assert finding.evidence.startswith("torch.cuda.Event = Quick")
+    assert finding.evidence.isprintable()
+    assert len(finding.evidence) <= 160
     in_string = ours('import torch\nS = """\nint a;\n// a comment\nvoid f() { ptrace(0); }\n"""')
     assert in_string["process_memory"] == ("cheat", 5)
 
@@ -351,16 +348,14 @@ def test_a_problem_may_give_its_tolerance() -> None:
 def test_findings_are_few_and_the_worst_come_first() -> None:
     """A rule reports at most three of a hundred hits, and cheats come first."""
     found = find("import torch, sys\n" + "sys._getframe()\n" * 100 + "torch.cuda.Event = 1\n" * 100)
-    assert [finding["rule"] for finding in found if finding["by"] == "kqueue"] == ["patched_clock"] * 3 + [
-        "stack_walk"
-    ] * 3
-    assert found[0]["severity"] == "cheat"
+    assert [finding.rule for finding in found if finding.by == "kqueue"] == ["patched_clock"] * 3 + ["stack_walk"] * 3
+    assert found[0].severity == "cheat"
 
 
 def test_kernelguard_only_suspects() -> None:
     """Findings of KernelGuard keep its name, and never reject a kernel."""
-    found = [finding for finding in find("import torch\ntorch.cuda.Event = Quick\n") if finding["by"] == "kernelguard"]
-    assert [(f["rule"], f["severity"]) for f in found][:1] == [("timer_monkeypatch", "suspicious")]
+    found = [finding for finding in find("import torch\ntorch.cuda.Event = Quick\n") if finding.by == "kernelguard"]
+    assert [(f.rule, f.severity) for f in found][:1] == [("timer_monkeypatch", "suspicious")]
     static.enforce(found, Policy.REJECT)
 
 

@@ -296,8 +296,8 @@ def test_the_floor_counts_what_must_be_written_once() -> None:
         made = reference(SOURCE.replace("{outputs}", outputs), checks=1)
         made.answer_first(made.cache.first())
         found = speed_of_light.floor(made.cache.input_bytes, made.written_bytes, 4e12)
-        assert (found["bytes_in"], found["bytes_out"]) == (4 << 10, written), outputs
-        assert found["floor_out_ms"] == pytest.approx(written / 4e12 * 1e3)
+        assert (found.bytes_in, found.bytes_out) == (4 << 10, written), outputs
+        assert found.floor_out_ms == pytest.approx(written / 4e12 * 1e3)
 
 
 def took(median_ms: float, *, high_ms: float | None = None) -> Measurement:
@@ -307,17 +307,15 @@ def took(median_ms: float, *, high_ms: float | None = None) -> Measurement:
 
 
 def test_faster_than_memory_is_refused_with_the_figures() -> None:
-    known = {"bytes_in": 0, "bytes_out": 400 << 20, "bandwidth_gbs": 4000.0, "floor_ms": 0.105, "floor_out_ms": 0.105}
+    known = speed_of_light.floor(0, 400 << 20, 4e12)
     speed_of_light.enforce(known, measured())
     with pytest.raises(EvaluationEnded) as raised:
         speed_of_light.enforce(known, took(0.01))
     assert raised.value.outcome.category is Category.REWARD_HACK
     assert raised.value.outcome.facts.hack == "faster_than_memory"
-    assert raised.value.outcome.facts.floor_out_ms == 0.105
     speed_of_light.enforce(known, took(0.01, high_ms=0.1))
     # Any time passes where the bound is below the clock's resolution or where a kernel writes nothing.
-    tiny = {"bytes_in": 0, "bytes_out": 4096, "bandwidth_gbs": 4000.0, "floor_ms": 1e-6, "floor_out_ms": 1e-6}
-    nothing = tiny | {"bytes_out": 0, "floor_out_ms": 0.0}
+    tiny, nothing = speed_of_light.floor(0, 4096, 4e12), speed_of_light.floor(0, 0, 4e12)
     speed_of_light.enforce(tiny, took(-0.0005))
     speed_of_light.enforce(nothing, took(-0.005))
     with pytest.raises(EvaluationEnded):
@@ -337,11 +335,11 @@ def test_what_must_be_read_counts_only_where_a_time_is_too_short_for_all_inputs(
     speed_of_light.enforce(known, fast)
     speed_of_light.enforce(speed_of_light.needing(known, 100 << 20, 0), fast)
     speed_of_light.enforce(speed_of_light.needing(known, 1 << 40, 300 << 20), fast)
-    with pytest.raises(EvaluationEnded) as raised:
-        speed_of_light.enforce(speed_of_light.needing(known, 1 << 40, 0), fast)
-    facts = raised.value.outcome.facts
-    assert (facts.hack, facts.bytes_needed) == ("faster_than_memory", 400 << 20)
-    assert facts.floor_needed_ms == pytest.approx(0.105, rel=0.01)
+    bound = speed_of_light.needing(known, 1 << 40, 0)
+    with pytest.raises(EvaluationEnded):
+        speed_of_light.enforce(bound, fast)
+    assert bound.bytes_needed == 400 << 20
+    assert bound.floor_needed_ms == pytest.approx(0.105, rel=0.01)
 
 
 def test_a_slow_reference_is_asked_once_for_each_call_that_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:

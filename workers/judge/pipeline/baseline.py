@@ -11,10 +11,10 @@ the kernel is timed, and :meth:`Baseline.settle` when the kernel is gone.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Final
+from typing import Final
 
 from kqueue.contract import Phase
-from kqueue.evidence import Measurement
+from kqueue.evidence import BaselineError, Drift, Measurement
 from workers.judge.channel.orders import Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import estimator, timing
@@ -103,12 +103,12 @@ class Baseline:
         with steps.alone("measure_reference"), steps.backstop(Phase.TIME), self._reference.timed() as exchange:
             return self._time_reference(exchange, basis, replace=True, fine=fine)
 
-    def compiled_baseline(self, series: Series) -> dict[str, Any]:
+    def compiled_baseline(self, series: Series) -> Measurement | BaselineError:
         """Return the reference's time under ``torch.compile``, or its error, which has no other consequence."""
         try:
-            return self._baseline_for(series, compiled=True).model_dump(mode="json")
+            return self._baseline_for(series, compiled=True)
         except EvaluationEnded as ended:
-            return {"error": ended.outcome.message}
+            return BaselineError(error=ended.outcome.message)
 
     def _settings_key(self, basis: Basis, *, compiled: bool = False, fine: bool = False) -> str:
         """Return the key for all settings that a baseline depends on."""
@@ -166,8 +166,9 @@ class Baseline:
         if cached is not None and not estimator.has_drifted(cached, series.yardstick_ms):
             return cached
         if cached is not None:
-            drift = {"was_ms": cached.yardstick_ms, "is_ms": series.yardstick_ms}
-            self._context.evidence.baseline_drift = drift
+            assert cached.yardstick_ms is not None
+            assert series.yardstick_ms is not None
+            self._context.evidence.baseline_drift = Drift(was_ms=cached.yardstick_ms, is_ms=series.yardstick_ms)
         if not compiled:
             taken = self._take(series.basis)
             # The kernel can have slowed down the judge's work. Then the cached baseline is still right.

@@ -15,7 +15,7 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import booking
 from workers.judge.host import linux
 from workers.judge.pipeline import health, plan
-from workers.judge.pipeline.evidence import EvidenceBuilder
+from workers.judge.pipeline.evidence import Observed
 from workers.judge.pipeline.processes import Processes
 from workers.judge.pipeline.steps import Steps
 from workers.judge.slot_config import SlotConfig
@@ -34,7 +34,7 @@ class Budget:
     """
 
     def __init__(
-        self, request: Request, slot: SlotConfig, processes: Processes, steps: Steps, evidence: EvidenceBuilder
+        self, request: Request, slot: SlotConfig, processes: Processes, steps: Steps, evidence: Observed
     ) -> None:
         """Book nothing yet."""
         self.plan = plan.of_first_draw(whole=0, siblings=1, alone=False)
@@ -71,8 +71,8 @@ class Budget:
         is_new = wanted.inputs or self._is_tests
         if is_new and torch.cuda.mem_get_info()[0] < wanted.total:
             ledger.want_room()
-        used = (self._evidence.gpu_memory or {}).get("used_bytes")
-        self._evidence.gpu_memory = wanted.evidence() | ({"used_bytes": used} if used else {})
+        before = self._evidence.gpu_memory
+        self._evidence.gpu_memory = wanted.evidence(before and before.used_bytes)
         if wanted.judge:
             total = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, wanted.judge / total))
@@ -109,7 +109,7 @@ class Budget:
             return
         held = health.held_bytes(self._slot.device)
         if held is not None:
-            figures["used_bytes"] = max(held, figures.get("used_bytes", 0))
+            self._evidence.gpu_memory = figures.model_copy(update={"used_bytes": max(held, figures.used_bytes or 0)})
 
     def after_kernel(self) -> int:
         """Return the bytes of GPU memory that the reference can use now that the kernel's share is free."""

@@ -23,6 +23,7 @@ import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Deadlines, Outcome, Phase
+from kqueue.evidence import Build as Compilation
 from workers.judge.candidate.libraries import is_lasting
 from workers.judge.channel.orders import Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
@@ -30,7 +31,7 @@ from workers.judge.forkserver.control import End, Report
 from workers.judge.forkserver.handle import ForkServer, ForkServerError
 from workers.judge.forkserver.process import SealedProcess
 from workers.judge.host.artifacts import Entry, Header, Library, Refusal, Store
-from workers.judge.pipeline.evidence import EvidenceBuilder, Fields
+from workers.judge.pipeline.evidence import Observed
 from workers.judge.sandbox import shelf
 from workers.judge.sandbox.seal import Profile
 
@@ -94,8 +95,8 @@ class Build:
         """End of the builder's log. Empty if it compiled nothing, because the candidate then prints the same output."""
         return self.process.ended.log if self.process.ended is not None and self._compiled else ""
 
-    def run(self, evidence: EvidenceBuilder) -> Fields:
-        """Build, end the builder, and keep its libraries. Return the fields of :class:`kqueue.evidence.Build`.
+    def run(self, evidence: Observed) -> Compilation:
+        """Build, end the builder, and keep its libraries. Return the facts of the compilation.
 
         Raises:
             EvaluationEnded: the build failed, and its failure is final.
@@ -130,13 +131,14 @@ class Build:
         files = shelf.files(self._built)
         libraries = [path for path in files if path.name != shelf.REFUSED]
         self._compiled = bool(libraries)
-        facts: Fields = {
-            "where": "builder" if libraries else "candidate",
-            "libraries": len(libraries),
-            "seconds": round(self.process.waited_s, 6),
-            "peak_bytes": report.peak_bytes,
-        }
-        evidence.build = facts | ({"skipped": skipped} if skipped else {}) | ({"key": self._key} if self._key else {})
+        evidence.build = Compilation(
+            where="builder" if libraries else "candidate",
+            libraries=len(libraries),
+            seconds=round(self.process.waited_s, 6),
+            peak_bytes=report.peak_bytes,
+            skipped=skipped or None,
+            key=self._key or None,
+        )
         if ended_by_itself and (self._had_room(report) or len(files) == len(libraries)) and not report.robbed:
             self._keep(report, skipped)
         return evidence.build
@@ -197,21 +199,22 @@ class Reuse:
         """End of the earlier builder's log."""
         return self._entry.header.log
 
-    def run(self, evidence: EvidenceBuilder) -> Fields:
+    def run(self, evidence: Observed) -> Compilation:
         """Record the facts as :meth:`Build.run` does, with the earlier builder's time as ``earlier_seconds``.
 
         Raises:
             EvaluationEnded: ``compile_error`` if a compiler rejected this source before.
         """
         header = self._entry.header
-        evidence.build = {
-            "where": "store",
-            "libraries": sum(library.name != shelf.REFUSED for library in header.libraries),
-            "seconds": round(self._seconds, 6),
-            "peak_bytes": header.peak_bytes,
-            "earlier_seconds": header.seconds,
-            "key": header.key,
-        } | ({"skipped": header.skipped} if header.skipped else {})
+        evidence.build = Compilation(
+            where="store",
+            libraries=sum(library.name != shelf.REFUSED for library in header.libraries),
+            seconds=round(self._seconds, 6),
+            peak_bytes=header.peak_bytes,
+            skipped=header.skipped or None,
+            earlier_seconds=header.seconds,
+            key=header.key,
+        )
         if header.refusal is not None:
             message, exception = header.refusal.message, header.refusal.exception
             raise EvaluationEnded(Category.COMPILE_ERROR, message, Phase.LOAD, exception=exception)

@@ -23,6 +23,7 @@ import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Comparison, Phase, Settings, Tolerance
+from kqueue.evidence import ErrorFigures, WrongLocation, WrongMap
 from kqueue.profiles import RULES, Rule
 from workers.judge.channel.bits import same_bits
 from workers.judge.channel.marks import unwritten
@@ -30,7 +31,7 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import onepass
 from workers.judge.pipeline import choices, likeness, rounding
 from workers.judge.pipeline.cases import CLOSE, DTYPES, GIVEN, Case, comparable, differ, numbers
-from workers.judge.pipeline.evidence import Figures, wrong_map
+from workers.judge.pipeline.evidence import Compared, Figures, wrong_map
 from workers.judge.pipeline.grades import GRADES, Grade, epsilon_for, given_for, grade_for, tolerance_for
 
 #: Ratio of the output's error to the reference's own that suggests a lower precision.
@@ -50,15 +51,11 @@ _JUMPS: Final = 2.0
 _AT_STEPS: Final = 2.0**-16
 
 
-def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) -> dict[str, Any]:
+def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) -> Compared:
     """Compare delivered outputs, of the reference's shapes, dtypes and devices, with the reference's.
 
     Returns:
-        The worst figures of all outputs: ``max_abs_error``, ``max_rel_error``, ``relative_norm``
-        (|output - reference| / |reference|), ``error_ratio`` (the output's error divided by the reference's own, or
-        None without float64 outputs and noise), ``precision_downgrade`` (True if the error suggests a lower precision
-        than the reference's, for given cases only), ``jumps`` (number of excused values), and the verdicts
-        ``strict_correct`` and ``kernelbench_correct`` (None except for given cases).
+        The worst figures of all outputs, and the faults by each profile.
 
     Raises:
         EvaluationEnded: ``not_finite`` or ``wrong_values`` by the verdict that ``settings.comparison`` chooses,
@@ -96,7 +93,7 @@ def differences(
 
 def check_each(
     answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings
-) -> list[dict[str, Any] | EvaluationEnded]:
+) -> list[Compared | EvaluationEnded]:
     """Return the result or the error of :func:`check_values` for each of many calls, and wait for the device once."""
     calls = _measured(answers, settings)
     return [_verdict(judged, *answer, settings) for judged, answer in zip(calls, answers, strict=True)]
@@ -163,7 +160,7 @@ def _measure_all(outputs: Sequence[_Output]) -> None:
 
 def _verdict(
     judged: Sequence[_Output], outputs: list[torch.Tensor], case: Case, settings: Settings
-) -> dict[str, Any] | EvaluationEnded:
+) -> Compared | EvaluationEnded:
     """Return the figures of one call, or the error that ends the evaluation."""
     given = case.kind == GIVEN
     for output in judged:
@@ -171,7 +168,7 @@ def _verdict(
             output.skip_jumps(case.moved())
     returned = [output for output in judged if case.form.is_returned(output.number)]
     loose = next((fault for output in returned if (fault := output.kernelbench_fault())), None)
-    profiles = _by_profiles(returned, settings) if given else {}
+    faults = _by_profiles(returned, settings) if given else {}
     for output in returned:
         if output.figures.wrong and not output.epsilon:
             whole, of = (outputs, case) if case.restore is None else case.restore(outputs)
@@ -187,8 +184,12 @@ def _verdict(
             strict = strict or fault
     if strict is None and own and case.check is not None and (words := case.check(case, outputs)):
         strict = returned[0].refused(words)
-    figures = _merged([output for output in judged if output.number not in case.form.unkept], given=given and not own)
-    figures |= {"strict_correct": strict is None, "kernelbench_correct": loose is None if given else None}
+    errors = _merged(
+        [output for output in judged if output.number not in case.form.unkept],
+        given=given and not own,
+        strict=strict is None,
+        loose=loose is None if given else None,
+    )
     fault = strict if settings.comparison is Comparison.STRICT else loose
     if fault is not None:
         where = "" if given else f" on {case.kind} inputs"
@@ -207,13 +208,13 @@ def _verdict(
             map=fault.map(),
             likeness=likeness.words(output.out, output.ref, output.shape, fault.where),
             effect=case.form.effect(fault.output),
-            **figures,
+            errors=errors,
             **fault.facts(),
             **causes,
         )
-        ended.profiles = profiles
+        ended.faults = faults
         return ended
-    return figures | {"profiles": profiles}
+    return Compared(errors, faults)
 
 
 def _unless_unwritten(output: _Output, fault: _Fault) -> tuple[Category, str, int]:
@@ -238,11 +239,11 @@ class _Fault:
     category: Category
     message: str
     output: int
-    first: list[dict[str, Any]]
+    first: list[WrongLocation]
     wrong: int
     of: int
     #: Maps the wrong values. This takes a pass over the output, so only the reported fault's map is made.
-    map: Callable[[], dict[str, Any] | None]
+    map: Callable[[], WrongMap | None]
     #: Returns where values are wrong.
     where: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     #: Beginning of the message, or empty for the output's name.
@@ -605,7 +606,7 @@ class _Output:
         # from another kernel than the positions, which can be none at a limit.
         if self.figures.max_abs == 0 and fault.first:
             one = fault.first[0]
-            most = f"the first is {one['got']:.6g} instead of {one['expected']:.6g}"
+            most = f"the first is {one.got:.6g} instead of {one.expected:.6g}"
         if tolerance.matched_ratio < 1:
             most += f". At least {tolerance.matched_ratio:.6g} of all must be within"
         return replace(fault, message=f"{count} of {self.ref.numel()} values differ{limit}, {most}")
@@ -617,12 +618,12 @@ class _Output:
     def _fault(
         self, category: Category, message: str, count: int, where: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     ) -> _Fault:
-        first: list[dict[str, Any]] = []
+        first: list[WrongLocation] = []
         for number, (out, ref, _) in enumerate(self._chunks()):
             for position in where(out, ref).nonzero()[: _SHOWN - len(first), 0].tolist():
                 expected, got = float(comparable(ref[position])), float(comparable(out[position]))
                 index = unravel(number * self._chunk + position, self.shape)
-                first.append({"index": index, "expected": expected, "got": got})
+                first.append(WrongLocation(index=tuple(index), expected=expected, got=got))
             if len(first) >= _SHOWN:
                 break
         return _Fault(
@@ -637,18 +638,20 @@ class _Output:
         )
 
 
-def _merged(judged: Sequence[_Output], *, given: bool) -> dict[str, Any]:
-    """Return the worst figures of all outputs."""
+def _merged(judged: Sequence[_Output], *, given: bool, strict: bool, loose: bool | None) -> ErrorFigures:
+    """Return the worst figures of all outputs, with both verdicts. A downgrade is found for given cases only."""
     ratios = [ratio for output in judged if (ratio := output.ratio()) is not None]
     norms = [output.figures.distance / output.figures.size for output in judged if output.figures.size]
-    return {
-        "max_abs_error": max((output.figures.max_abs for output in judged), default=0.0),
-        "max_rel_error": max((output.figures.max_rel for output in judged), default=0.0),
-        "relative_norm": max(norms, default=0.0),
-        "error_ratio": max(ratios, default=None),
-        "precision_downgrade": given and any(output.downgraded() for output in judged),
-        "jumps": sum(output.jumps for output in judged),
-    }
+    return ErrorFigures(
+        max_abs_error=max((output.figures.max_abs for output in judged), default=0.0),
+        max_rel_error=max((output.figures.max_rel for output in judged), default=0.0),
+        relative_norm=max(norms, default=0.0),
+        error_ratio=max(ratios, default=None),
+        precision_downgrade=given and any(output.downgraded() for output in judged),
+        jumps=sum(output.jumps for output in judged),
+        strict_correct=strict,
+        kernelbench_correct=loose,
+    )
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from workers.judge.host.status_page import StatusPage
 from workers.judge.pipeline import static
 from workers.judge.pipeline.budget import Budget
 from workers.judge.pipeline.cpu import CpuTime
-from workers.judge.pipeline.evidence import EvidenceBuilder
+from workers.judge.pipeline.evidence import Comparisons, Observed
 from workers.judge.pipeline.health import Device
 from workers.judge.pipeline.processes import Processes
 from workers.judge.pipeline.reference import Reference
@@ -45,6 +45,8 @@ class Context:
         watch: the GPU's clocks.
         fence: the finding of Markdown around the kernel's source, which was taken out of it, or None.
         request, settings: the request and its settings, without timing where times would say nothing.
+        compared: the errors of compared calls.
+        tests_log: end of the captured output of a repository's tests.
         steps, evidence, processes, budget, device: state that the stages change.
     """
 
@@ -68,7 +70,7 @@ class Context:
         if shape is not None:
             request = request.model_copy(update={"problem": problem_of(request.problem, shape)})
         self.steps = Steps(status_page, slot, request.settings.total_s)
-        self.evidence = EvidenceBuilder(request.settings.profiles)
+        self.evidence, self.compared, self.tests_log = Observed(), Comparisons(), ""
         timing = request.settings.timing
         if slot.interprets(request.backend) and timing.enabled and not timing.interpreter:
             settings = request.settings.model_copy(update={"timing": timing.off()})

@@ -1,19 +1,16 @@
-"""Builder of an evaluation's evidence."""
+"""The evidence of an evaluation, while its stages observe it, and its parts that comparisons make."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
-from kqueue.evidence import ErrorFigures, Evidence
-from workers.judge.ending import EvaluationEnded
+from kqueue.evidence import ErrorFigures, Evidence, ProfileResult, WrongMap
 
-#: Fields of a model of :mod:`kqueue.evidence`, which validates them at the end.
-Fields = dict[str, Any]
 #: Maximum number of rows and columns of the map of wrong values.
 _CELLS: Final = 16
 #: Number of values of that map to compare at a time, to bound memory.
@@ -58,113 +55,62 @@ class Figures:
         return around**0.5 if around > 1e-13 * self.size2 else 0.0
 
 
+class Observed(Evidence, frozen=False):
+    """The evidence so far, which the stages fill."""
+
+
+class Compared(NamedTuple):
+    """The errors of a compared call, and its fault by each profile, which is empty if there is none."""
+
+    errors: ErrorFigures
+    faults: dict[str, str]
+
+
 @dataclass(slots=True)
-class EvidenceBuilder:
-    """Evidence that the stages fill. See :class:`kqueue.evidence.Evidence` for the fields.
+class Comparisons:
+    """The worst errors of all compared calls, and the first fault by each profile.
 
     Attributes:
-        errors: error figures of all compared calls.
-        asked: the profiles to report.
-        is_compared: True if all of the problem's own inputs were compared, or no profile could still pass.
-        tests_log: end of the captured output of a repository's tests.
+        is_complete: True if all of the problem's own inputs were compared, or no profile could still pass.
     """
 
-    asked: tuple[str, ...] = ()
-    is_compared: bool = False
-    errors: list[Fields] = field(default_factory=list[Fields])
-    tests_log: str = ""
-    findings: list[Fields] | None = None
-    program: str | None = None
-    build: Fields | None = None
-    inputs: list[Fields] | None = None
-    reference_draws: bool | None = None
-    training_modules: list[str] | None = None
-    parameters: str | None = None
-    checks: int | None = None
-    checks_asked: int | None = None
-    tolerance: Fields | None = None
-    tolerances: list[Fields | None] | None = None
-    checker: Fields | None = None
-    calls: int | None = None
-    tf32: bool | None = None
-    reference_is_constant: bool | None = None
-    constant_outputs: list[int] | None = None
-    verified_calls: int | None = None
-    setup_ms: float | None = None
-    reference_setup_ms: float | None = None
-    gradients: tuple[str, ...] | None = None
-    unvaried: str | None = None
-    untimed: str | None = None
-    timed_variants: Fields | None = None
-    baseline_taken: str | None = None
-    judge_speedup: float | None = None
-    floor: Fields | None = None
-    provenance: Fields | None = None
-    provenance_error: str | None = None
-    sanitized: list[Fields] | None = None
-    profile: Fields | None = None
-    tests: Fields | None = None
-    compiled_baseline: Fields | None = None
-    baseline_drift: Fields | None = None
-    self_test: str | None = None
-    leaked_bytes: int | None = None
-    foreign_processes: list[Fields] | str | None = None
-    reference: Fields | None = None
-    gpu_memory: Fields | None = None
-    isolation: Fields | None = None
-    slots_on_device: int | None = None
-    waited_for: tuple[str, ...] | None = None
-    durations_s: dict[str, float] | None = None
-    begun_s: dict[str, float] | None = None
-    cpu_s: dict[str, float] | None = None
-    peak_bytes: int | None = None
-    output_bytes: int | None = None
-    cleanup: str | None = None
+    errors: ErrorFigures | None = None
+    faults: dict[str, str] = field(default_factory=dict[str, str])
+    is_complete: bool = False
 
-    def note(self, ended: EvaluationEnded) -> None:
-        """Record the error figures of a wrong answer."""
-        facts = ended.outcome.facts
-        if facts.strict_correct is not None:
-            figures = {name: getattr(facts, name) for name in ErrorFigures.model_fields}
-            self.errors.append(figures | {"profiles": ended.profiles})
+    def add(self, errors: ErrorFigures | None, faults: dict[str, str]) -> None:
+        """Add a call."""
+        self.errors = merge_errors([each for each in (self.errors, errors) if each is not None])
+        self.faults |= {name: self.faults.get(name) or fault for name, fault in faults.items()}
 
-    def fields(self) -> Fields:
-        """Return the evidence by the name of its field, without absent fields."""
-        values = {name: getattr(self, name, None) for name in Evidence.model_fields}
-        errors = merge_errors(self.errors)
-        faults: dict[str, str] = errors.pop("profiles", {})
-        values["comparison"] = errors or None
-        values["profiles"] = [self._row(name, faults.get(name)) for name in self.asked] or None
-        return {name: value for name, value in values.items() if value is not None}
+    def results(self, profiles: Sequence[str]) -> tuple[ProfileResult, ...] | None:
+        """Return the results of these profiles, or None if there are none."""
+        return tuple(self._result(name, self.faults.get(name)) for name in profiles) or None
 
-    def _row(self, name: str, fault: str | None) -> Fields:
-        """Return the fields of a :class:`kqueue.evidence.ProfileResult`, given the fault, if an answer was compared."""
-        if fault is None or not (fault or self.is_compared):
-            return {"name": name, "passed": None, "why": "not all answers that it needs were compared"}
-        return {"name": name, "passed": not fault, "why": fault}
+    def _result(self, name: str, fault: str | None) -> ProfileResult:
+        if fault is None or not (fault or self.is_complete):
+            return ProfileResult(name=name, passed=None, why="not all answers that it needs were compared")
+        return ProfileResult(name=name, passed=not fault, why=fault)
 
 
-def merge_errors(figures: list[Fields]) -> Fields:
-    """Combine the figures of several cases: the worst of each, ignoring None."""
-    merged: Fields = {}
-    for one in figures:
-        for name, value in one.items():
-            worst = merged.get(name)
-            if worst is None or value is None:
-                merged[name] = value if worst is None else worst
-            elif isinstance(value, dict):
-                merged[name] = worst | value | {profile: fault for profile, fault in worst.items() if fault}
-            elif isinstance(value, bool):
-                merged[name] = (worst and value) if name.endswith("_correct") else (worst or value)
-            else:
-                merged[name] = max(worst, value)
-    return merged
+def merge_errors(figures: Sequence[ErrorFigures]) -> ErrorFigures | None:
+    """Combine the figures of several calls: the worst of each, ignoring None. Return None for none."""
+    merged: dict[str, Any] = {}
+    for name, value in itertools.chain.from_iterable(figures):
+        worst = merged.get(name)
+        if worst is None or value is None:
+            merged[name] = value if worst is None else worst
+        elif isinstance(value, bool):
+            merged[name] = (worst and value) if name.endswith("_correct") else (worst or value)
+        else:
+            merged[name] = max(worst, value)
+    return ErrorFigures(**merged) if merged else None
 
 
 def wrong_map(
     out: torch.Tensor, ref: torch.Tensor, rows: int, where: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-) -> Fields | None:
-    """Return the fields of a :class:`kqueue.evidence.WrongMap`, or None if the device has no memory for it.
+) -> WrongMap | None:
+    """Return the map of an output's wrong values, or None if the device has no memory for it.
 
     Args:
         out, ref: an output and the reference's, in one dimension.
@@ -189,7 +135,7 @@ def wrong_map(
     except RuntimeError:  # Other processes used the memory. The verdict does not need the map.
         return None
     shares = ["".join(_digit(wrong[i][j], len(y) * len(x)) for j, x in enumerate(across)) for i, y in enumerate(down)]
-    return {"rows": rows, "columns": columns, "shares": shares}
+    return WrongMap(rows=rows, columns=columns, shares=tuple(shares))
 
 
 def _cells(size: int) -> list[range]:

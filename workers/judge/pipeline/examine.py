@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from itertools import islice
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -31,6 +32,7 @@ from workers.judge.pipeline.steps import Steps
 _SANITIZER, _PROFILER = "compute-sanitizer", "ncu"
 #: Maximum number of findings and kernels that are kept.
 _MOST: Final = 32
+_UNREADABLE: Final = "the process wrote no readable report"
 #: Time in seconds for the process in addition to the tool's own time, and for reading the tool's output.
 _GRACE_S: Final = 10.0
 _READ_S: Final = 60.0
@@ -58,19 +60,18 @@ class Examiner:
         self._steps = steps
         self._left_s = request.settings.deadlines.examine_s
 
-    def sanitize(self, tool: str) -> dict[str, Any]:
-        """Run the kernel under a tool of compute-sanitizer. Return :class:`~kqueue.evidence.Sanitized`'s fields."""
+    def sanitize(self, tool: str) -> Sanitized:
+        """Run the kernel under a tool of compute-sanitizer."""
         result, seconds = self._run(tool, _SANITIZER, self._steps.untimed)
         findings = [_bounded(finding) for finding in _list(result, "findings")[:_MOST]]
         fields = {"tool": tool, "seconds": seconds, "error": _error(result)}
         try:
-            full = fields | {"errors": result.get("errors"), "findings": findings}
-            return Sanitized.model_validate(full).model_dump()
+            return Sanitized.model_validate(fields | {"errors": result.get("errors"), "findings": findings})
         except ValidationError:
-            return fields | {"error": "the process wrote no readable report"}
+            return Sanitized(tool=tool, seconds=seconds, error=_UNREADABLE)
 
-    def profile(self, seen: list[activities.Activity] | None) -> dict[str, Any]:
-        """Run the kernel under Nsight Compute, and return the fields of :class:`~kqueue.evidence.Profile`.
+    def profile(self, seen: list[activities.Activity] | None) -> Profile:
+        """Run the kernel under Nsight Compute.
 
         Args:
             seen: the candidate's earlier report of its kernels, which is used if there are no counters.
@@ -78,17 +79,17 @@ class Examiner:
         # Counters cover the whole device, and each launch is repeated to read them.
         result, seconds = self._run(_PROFILER, _PROFILER, self._steps.alone)
         kernels = [_bounded(kernel) for kernel in _list(result, "kernels")[:_MOST]]
-        fields: dict[str, Any] = {"by": "ncu", "seconds": seconds, "error": _error(result)}
+        error = _error(result)
         if kernels:
+            fields: dict[str, Any] = {"by": "ncu", "seconds": seconds, "error": error, "kernels": kernels}
             peaks = {name: result.get(name) for name in ("peak_gbs", "peak_gflops")}
             try:
-                return Profile.model_validate(fields | {"kernels": kernels} | peaks).model_dump()
+                return Profile.model_validate(fields | peaks)
             except ValidationError:
-                fields["error"] = "the process wrote no readable report"
-        if seen is None:
-            return fields
-        rows = [KernelProfile(name=row.name, launches=row.launches, duration_ms=row.ns / 1e6) for row in seen[:_MOST]]
-        return Profile.model_validate(fields | {"by": "cupti", "kernels": rows}).model_dump()
+                error = _UNREADABLE
+        rows = (KernelProfile(name=row.name, launches=row.launches, duration_ms=row.ns / 1e6) for row in seen or ())
+        by = "ncu" if seen is None else "cupti"
+        return Profile(by=by, seconds=seconds, error=error, kernels=tuple(islice(rows, _MOST)))
 
     def _run(self, tool: str, program: str, hold: _Hold) -> tuple[dict[str, Any], float]:
         """Run a tool, and return the report, with ``error`` if it is incomplete, and the seconds that the run took."""

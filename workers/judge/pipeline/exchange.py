@@ -29,6 +29,7 @@ from workers.judge.forkserver.handle import ForkServerError
 from workers.judge.forkserver.process import SealedProcess
 from workers.judge.pipeline import compare
 from workers.judge.pipeline.cases import Case, Form
+from workers.judge.pipeline.evidence import Compared
 from workers.judge.pipeline.plan import Plan
 
 _Pair = TypeVar("_Pair")
@@ -290,7 +291,7 @@ class Candidate(Exchange):
         self.process.enter(Phase.CHECK, deadlines.check_s, max(deadlines.gpu_s, _SLOWEST * forward_s))
         self.bind_outputs(specs)
 
-    def run(self, case: Case) -> dict[str, Any]:
+    def run(self, case: Case) -> Compared:
         """Make one checked call on a case, and return the figures of the error.
 
         Raises:

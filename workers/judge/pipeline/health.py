@@ -17,12 +17,13 @@ import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase
+from kqueue.evidence import ForeignGpuProcess
 from workers.judge.backend import JudgeBackend
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import facts, self_test
 from workers.judge.gpu.devices import opened
 from workers.judge.host import linux
-from workers.judge.pipeline.evidence import EvidenceBuilder
+from workers.judge.pipeline.evidence import Observed
 from workers.judge.pipeline.steps import Steps
 from workers.judge.slot_config import SlotConfig
 
@@ -104,19 +105,15 @@ class Sharing:
         self._uuid = uuid
         self._policy = policy
         self._wait_s, self._look_s = wait_s, look_s
-        self._seen: dict[int, dict[str, Any]] = {}
+        self._seen: dict[int, ForeignGpuProcess] = {}
         self._is_complete = True
         self._looked_at = time.time() - _SAMPLES_S
         self._fleet = linux.parent(_family() or 0) if fleet is None else fleet
 
     @property
-    def foreign_processes(self) -> list[dict[str, Any]] | None:
-        """Foreign processes seen so far, or None if they cannot be distinguished from the fleet's own processes.
-
-        Each is a record of ``pid``, ``name``, ``memory_bytes`` on the GPU and ``active``, which is True if the process
-        was seen computing, and None if NVML does not report that.
-        """
-        return list(self._seen.values()) if self._is_complete else None
+    def foreign_processes(self) -> tuple[ForeignGpuProcess, ...] | None:
+        """Foreign processes seen so far, or None if they cannot be distinguished from the fleet's own processes."""
+        return tuple(self._seen.values()) if self._is_complete else None
 
     def before_timing(self) -> None:
         """Wait until no foreign process computes on the GPU, if the policy requires that.
@@ -136,7 +133,7 @@ class Sharing:
             raise self._shared("while the kernel was timed")
 
     def _shared(self, when: str) -> EvaluationEnded:
-        busy = ", ".join(f"{s['name'] or 'unknown'} ({s['pid']})" for s in self._seen.values() if s["active"])
+        busy = ", ".join(f"{one.name or 'unknown'} ({one.pid})" for one in self._seen.values() if one.active)
         return EvaluationEnded(
             Category.TIMING_UNSTABLE,
             f"other processes computed on the GPU {when}: {busy}",
@@ -157,13 +154,13 @@ class Sharing:
             active = self._active(handle) if foreign else set[int]()
             for process in foreign:
                 working = None if active is None else process.pid in active
-                before = self._seen.get(process.pid, {}).get("active")
-                self._seen[process.pid] = {
-                    "pid": process.pid,
-                    "name": process.name,
-                    "memory_bytes": process.memory_bytes,
-                    "active": before if before or working is None else working,
-                }
+                before = self._seen[process.pid].active if process.pid in self._seen else None
+                self._seen[process.pid] = ForeignGpuProcess(
+                    pid=process.pid,
+                    name=process.name,
+                    memory_bytes=process.memory_bytes,
+                    active=before if before or working is None else working,
+                )
             return any(process.pid in (active or ()) for process in foreign)
         return False
 
@@ -181,7 +178,7 @@ class Device:
     """The GPU of one evaluation, before its kernel uses it and after the kernel is gone. A CPU is not tested."""
 
     def __init__(
-        self, slot: SlotConfig, backend: JudgeBackend, steps: Steps, evidence: EvidenceBuilder, *, timed: bool
+        self, slot: SlotConfig, backend: JudgeBackend, steps: Steps, evidence: Observed, *, timed: bool
     ) -> None:
         """Test nothing yet. ``timed`` is True if a kernel will be timed."""
         self._slot = slot

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -20,6 +20,7 @@ from kqueue.contract import Phase
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import compare
 from workers.judge.pipeline.cases import GIVEN, Case
+from workers.judge.pipeline.evidence import Compared
 from workers.judge.pipeline.proxy import bytes_of
 from workers.judge.pipeline.reference import Reference
 
@@ -145,7 +146,7 @@ class KeptCalls:
             if proof.number > after:
                 proof.ns = None
 
-    def verify(self) -> list[dict[str, Any]]:
+    def verify(self) -> list[Compared]:
         """Compare the kept calls with the reference's timed calls, or answer them with the reference.
 
         Float64 outputs can only excuse a kernel, so they are computed only where a call needs an excuse.
@@ -163,7 +164,7 @@ class KeptCalls:
         reference.oracle.reset_time()
         size = max(1, sum(tensor.nbytes for proof in kept[:1] for tensor in proof.outputs))
         together = max(1, min(_MOST_TOGETHER, _TOGETHER_BYTES // size)) if reference.cache.is_roomy else 1
-        figures: list[dict[str, Any]] = []
+        figures: list[Compared] = []
         for begin in range(0, len(kept), together):
             proofs = kept[begin : begin + together]
             given = [proof for proof in proofs if proof.case.kind == GIVEN]
@@ -188,7 +189,7 @@ class KeptCalls:
         settled = right[_SHARPENED:]
         return [proof for proof in self._proofs if all(proof is not each for each in settled)]
 
-    def _check(self, proofs: Sequence[Proof]) -> list[dict[str, Any]]:
+    def _check(self, proofs: Sequence[Proof]) -> list[Compared]:
         """Compare the kept outputs of calls with the reference's outputs, and return the figures of some calls."""
         settings = self._reference.settings
         right = compare.need_no_excuse([(proof.outputs, _of_pieces(proof)) for proof in proofs], settings)
@@ -196,7 +197,7 @@ class KeptCalls:
         chosen = [proof for number, proof in enumerate(proofs) if number < _SHARPENED or not right[number]]
         self._reference.sharpen([proof.case for proof in chosen if proof.case.kind == GIVEN])
         ends = compare.check_each([(proof.outputs, _of_pieces(proof)) for proof in chosen], settings)
-        figures: list[dict[str, Any]] = []
+        figures: list[Compared] = []
         for proof, ended in zip(chosen, ends, strict=True):
             if isinstance(ended, EvaluationEnded):
                 self._reference.confirm(proof.case)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from kqueue.contract import Outcome
 from kqueue.evidence import Measurement, PassResult, speedup_interval
-from workers.judge.pipeline.evidence import Fields
 
 #: Fields of the evidence about the device or the processes, which the last judgement has.
 LATEST: Final = ("cpu_s", "self_test", "leaked_bytes", "cleanup")
@@ -21,7 +20,7 @@ def combine(both: Outcome, forward: Outcome) -> Outcome:
     if not forward.passed:
         message = f"right with its gradients, and then in forward alone: {forward.message}"
         return forward.model_copy(update={"message": message})
-    update: Fields = {name: getattr(forward.evidence, name) for name in LATEST}
+    update: dict[str, Any] = {name: getattr(forward.evidence, name) for name in LATEST}
     if both.runtime and both.baseline and forward.runtime and forward.baseline:
         kernel, reference = (both.runtime, forward.runtime), (both.baseline, forward.baseline)
         is_clear = len({one.basis for one in (*kernel, *reference)}) == 1
@@ -46,9 +45,11 @@ def _result(
 ) -> PassResult:
     """Return the row of a pass, given times with their relative errors. ``is_clear`` is False for several clocks."""
     (runtime_ms, error), (baseline_ms, other) = kernel, reference
-    row: Fields = {"name": name, "runtime_ms": runtime_ms, "baseline_ms": baseline_ms}
-    row |= {name: None for name in ("runtime_ms", "baseline_ms") if row[name] <= 0}
-    if is_clear and min(runtime_ms, baseline_ms) > 0:
-        row["speedup"] = speedup = baseline_ms / runtime_ms
-        row["speedup_interval"] = speedup_interval(speedup, error, other)
-    return PassResult.model_validate(row)
+    speedup = baseline_ms / runtime_ms if is_clear and min(runtime_ms, baseline_ms) > 0 else None
+    return PassResult(
+        name=name,
+        runtime_ms=runtime_ms if runtime_ms > 0 else None,
+        baseline_ms=baseline_ms if baseline_ms > 0 else None,
+        speedup=speedup,
+        speedup_interval=None if speedup is None else speedup_interval(speedup, error, other),
+    )

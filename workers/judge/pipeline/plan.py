@@ -17,7 +17,9 @@ shared by many slots, the minimum is the amount that fits for all slots at the s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+from kqueue.evidence import GpuMemory
 
 #: Upper estimate in bytes of a process's CUDA context, of which each slot has three, and the memory in bytes left for
 #: the driver and foreign processes.
@@ -68,16 +70,17 @@ class Plan:
         """Sum of the allowances, which is booked."""
         return self.judge + self.reference + self.candidate
 
-    def evidence(self) -> dict[str, Any]:
-        """Return the plan as evidence."""
-        return {
-            "inputs_bytes": self.inputs,
-            "outputs_bytes": self.outputs,
-            "weights_bytes": self.weights,
-            "judge_bytes": self.judge,
-            "reference_bytes": self.reference,
-            "candidate_bytes": self.candidate,
-        }
+    def evidence(self, used: int | None) -> GpuMemory:
+        """Return the plan as evidence, with the observed memory in bytes."""
+        return GpuMemory(
+            inputs_bytes=self.inputs,
+            outputs_bytes=self.outputs,
+            weights_bytes=self.weights,
+            judge_bytes=self.judge,
+            reference_bytes=self.reference,
+            candidate_bytes=self.candidate,
+            used_bytes=used,
+        )
 
 
 def of_first_draw(*, whole: int, siblings: int, alone: bool) -> Plan:

@@ -13,6 +13,8 @@ from uuid import uuid4
 from kqueue import backends
 from kqueue.categories import Blame
 from kqueue.contract import Outcome, Phase, Request
+from kqueue.evidence import Build as Compilation
+from kqueue.evidence import ReferenceProcess
 from kqueue.passes import Pass
 from workers.judge.channel.orders import Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
@@ -26,7 +28,7 @@ from workers.judge.pipeline import build, static, warm
 from workers.judge.pipeline.build import Build, Reuse
 from workers.judge.pipeline.cases import DTYPES
 from workers.judge.pipeline.cpu import CpuTime
-from workers.judge.pipeline.evidence import EvidenceBuilder, Fields
+from workers.judge.pipeline.evidence import Observed
 from workers.judge.pipeline.examine import Examiner
 from workers.judge.pipeline.exchange import Candidate, Exchange, await_opening
 from workers.judge.pipeline.reference import Reference
@@ -108,7 +110,7 @@ class Processes:
             return reference
         return self._fork_reference()
 
-    def make_reference_ready(self, evidence: EvidenceBuilder, allowed_bytes: int) -> Reference:
+    def make_reference_ready(self, evidence: Observed, allowed_bytes: int) -> Reference:
         """Construct the reference's model. Replace a kept reference whose answer has changed.
 
         Args:
@@ -120,8 +122,7 @@ class Processes:
         """
         reference, memo = self.reference, self._memo
         assert reference is not None
-        facts: Fields = {"kept": memo is not None, "uses": self._uses}
-        evidence.reference = facts
+        evidence.reference = process = ReferenceProcess(kept=memo is not None, uses=self._uses)
         if memo is not None:
             try:
                 reference.proxy.allow(allowed_bytes)
@@ -136,9 +137,10 @@ class Processes:
                         reference.proxy.construct(self._seed)
                     reference.proxy.renew()
                     return reference
-                facts["replaced"] = "its answer to an earlier input has changed"
+                why = "its answer to an earlier input has changed"
             except EvaluationEnded as ended:
-                facts["replaced"] = ended.outcome.message
+                why = ended.outcome.message
+            evidence.reference = process.model_copy(update={"replaced": why})
             reference.proxy.discard()
             reference = self._fork_reference()
         reference.proxy.load()
@@ -208,7 +210,7 @@ class Processes:
             self._others.append(self.builder.process)
             self._cpu.count(Role.BUILDER, self.builder.process)
 
-    def build(self, evidence: EvidenceBuilder) -> Fields:
+    def build(self, evidence: Observed) -> Compilation:
         """Compile the candidate's libraries. See :meth:`.Build.run`."""
         assert self.builder is not None
         result = self.builder.run(evidence)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from kqueue import backends
 from kqueue.backends import registered
 from kqueue.categories import Category
 from kqueue.contract import Phase, Policy
+from kqueue.evidence import Hack, LibraryKernel, Provenance
 from workers.judge.channel.activities import REST
 from workers.judge.ending import EvaluationEnded
 
@@ -87,7 +88,7 @@ def texts(nodes: Sequence[ast.AST]) -> list[str]:
     ]
 
 
-def assess(kernels: Sequence[tuple[str, int, int]], source: str, backend: str) -> dict[str, Any]:
+def assess(kernels: Sequence[tuple[str, int, int]], source: str, backend: str) -> Provenance:
     """Attribute the GPU time of one call to own kernels, libraries and copies.
 
     Args:
@@ -96,7 +97,7 @@ def assess(kernels: Sequence[tuple[str, int, int]], source: str, backend: str) -
         backend: the claimed backend, which decides if the kernel can be a decoy.
 
     Returns:
-        A JSON-safe record. Shares are of all GPU time of the call, including copies. ``decoy`` is True if own and
+        The origins. Shares are of all GPU time of the call, including copies. ``decoy`` is True if own and
         unclear kernels take less than :data:`DECOY_BELOW` of the time in kernels, and libraries the rest.
     """
     nodes = nodes_of(source)
@@ -123,34 +124,28 @@ def assess(kernels: Sequence[tuple[str, int, int]], source: str, backend: str) -
         and in_kernels > 0
         and sum(mine.values()) + sum(unclear.values()) < DECOY_BELOW * in_kernels
     )
-    return {
-        "own_share": share(sum(mine.values())),
-        "own": _by_cost(mine)[:_OWN_SHOWN],
-        "library": [{"name": name, "share": share(library[name])} for name in _by_cost(library)[:_LIBRARIES_SHOWN]],
-        "unclear_share": share(sum(unclear.values())),
-        "unclear": _by_cost(unclear)[:_LIBRARIES_SHOWN],
-        "copies_share": share(copies),
-        "decoy": decoy,
-        "why": _why(mine, library, unclear, copies, own),
-        "basis": BASIS,
-    }
+    known = [LibraryKernel(name=name, share=share(library[name])) for name in _by_cost(library)[:_LIBRARIES_SHOWN]]
+    return Provenance(
+        own_share=share(sum(mine.values())),
+        own=tuple(_by_cost(mine)[:_OWN_SHOWN]),
+        library=tuple(known),
+        unclear_share=share(sum(unclear.values())),
+        unclear=tuple(_by_cost(unclear)[:_LIBRARIES_SHOWN]),
+        copies_share=share(copies),
+        decoy=decoy,
+        why=_why(mine, library, unclear, copies, own),
+        basis=BASIS,
+    )
 
 
-def enforce(result: dict[str, Any] | None, policy: Policy) -> None:
+def enforce(result: Provenance | None, policy: Policy) -> None:
     """End the evaluation of a decoy, if the policy is to reject it.
 
     Raises:
-        EvaluationEnded: ``reward_hack``, with the shares in the facts.
+        EvaluationEnded: ``reward_hack``.
     """
-    if policy is Policy.REJECT and result is not None and result["decoy"]:
-        raise EvaluationEnded(
-            Category.REWARD_HACK,
-            f"a decoy: {result['why']}",
-            Phase.CHECK,
-            hack="decoy",
-            own_share=result["own_share"],
-            library=result["library"],
-        )
+    if policy is Policy.REJECT and result is not None and result.decoy:
+        raise EvaluationEnded(Category.REWARD_HACK, f"a decoy: {result.why}", Phase.CHECK, hack=Hack.DECOY)
 
 
 def _why(

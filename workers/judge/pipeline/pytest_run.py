@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from kqueue.backends import PYTEST
 from kqueue.categories import Category
@@ -68,7 +68,7 @@ def run_tests(context: Context) -> Outcome:
         with context.steps.untimed("tests"), context.steps.backstop(Phase.CHECK):
             return tests.run()
     finally:
-        context.evidence.tests, context.evidence.tests_log = tests.evidence, tests.log
+        context.evidence.tests, context.tests_log = tests.evidence, tests.log
 
 
 class PytestRun:
@@ -102,9 +102,9 @@ class PytestRun:
         self._until = self._look_at = 0.0
 
     @property
-    def evidence(self) -> dict[str, Any]:
-        """Fields of :class:`~kqueue.evidence.Tests`."""
-        return Tests(words="\n".join(self._events), findings=self._findings).model_dump()
+    def evidence(self) -> Tests:
+        """Pytest's output so far."""
+        return Tests(words="\n".join(self._events), findings=self._findings)
 
     def run(self) -> Outcome:
         """Run the tests, which use the device, until their process ends.

@@ -122,7 +122,7 @@ def _run(context: Context) -> tuple[Outcome, bool]:
     try:
         return _run_stages(context), False
     except EvaluationEnded as ended:
-        context.evidence.note(ended)
+        context.compared.add(ended.outcome.facts.errors, ended.faults)
         return _doubted(context, ended), isinstance(ended, OutOfAllowance)
     except (torch.OutOfMemoryError, torch.AcceleratorError, CudaCallError) as error:
         return clean_up.blame_for(context, error), False

@@ -14,7 +14,7 @@ from typing import Any, Final
 from kqueue.contract import Outcome, Phase
 from kqueue.evidence import BaselineError, Evidence, Facts, Measurement, Provenance, ShapeResult, ShapeResults
 from kqueue.shapes import Shape
-from workers.judge.pipeline.evidence import Fields, merge_errors
+from workers.judge.pipeline.evidence import merge_errors
 from workers.judge.pipeline.passes import LATEST
 
 #: Phases whose failures do not depend on the shape, if they happen at the first one.
@@ -46,7 +46,7 @@ def combine(shapes: Sequence[Shape], results: Sequence[Judged]) -> Outcome:
     weights = [result.shape.weight for result in results]
     # One shape's speed-of-light bound says nothing about the mean time of all.
     evidence = evidence.model_copy(update={"compiled_baseline": _compiled(results, weights), "floor": None})
-    update: Fields = {
+    update: dict[str, Any] = {
         "runtime": _mean([result.outcome.runtime for result in results], weights),
         "baseline": _mean([result.outcome.baseline for result in results], weights),
         "evidence": evidence,
@@ -85,14 +85,13 @@ def _failure(last: Judged, log: str, evidence: Evidence) -> Outcome:
 def _evidence(shapes: Sequence[Shape], results: Sequence[Judged], shown: Evidence) -> Evidence:
     """Return the evidence of one shape with the results of all."""
     everything = [result.outcome.evidence for result in results]
-    update: Fields = {name: getattr(everything[-1], name) for name in LATEST}
+    update: dict[str, Any] = {name: getattr(everything[-1], name) for name in LATEST}
     for name in _ADDED:
         counts = [count for one in everything if (count := getattr(one, name)) is not None]
         update[name] = sum(counts) if counts else None
     # A kernel can write numbers into its errors, and texts into the names of its GPU kernels.
     public = [result.outcome.evidence for result in results if not result.shape.held_out]
-    figures = [one.comparison.model_dump() for one in public if one.comparison is not None]
-    update["comparison"] = merge_errors(figures) or None
+    update["comparison"] = merge_errors([one.comparison for one in public if one.comparison is not None])
     update["provenance"] = _provenance(results, public)
     update["shapes"], update["judge_speedup"] = _results(shapes, results), None
     passes = [
@@ -168,7 +167,7 @@ def _mean(times: Sequence[Measurement | None], weights: Sequence[float]) -> Meas
     if len(known) < len(times):
         return None
     shares = [weight / sum(weights) for weight in weights]
-    mean: Fields = {name: _geometric([getattr(one, name) for one in known], shares) for name in _TIMES}
+    mean: dict[str, Any] = {name: _geometric([getattr(one, name) for one in known], shares) for name in _TIMES}
     errors = [share * one.error for share, one in zip(shares, known, strict=True) if one.error is not None]
     # Errors of independent shapes add up in squares.
     error = math.hypot(*errors) if len(errors) == len(known) else None

@@ -19,9 +19,9 @@ import re
 import signal
 import tokenize
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from types import FrameType
-from typing import Any, Final
+from typing import Final, Literal
 
 import kernelguard
 from pydantic import TypeAdapter
@@ -31,6 +31,7 @@ from kqueue.backends import PYTEST
 from kqueue.categories import Category
 from kqueue.contract import Phase, Policy, Request, Tolerances
 from kqueue.errors import InvalidRequest
+from kqueue.evidence import Finding, Severity
 from kqueue.integrations import extraction
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import grades, rules
@@ -76,46 +77,44 @@ _INTERRUPTIBLE: Final = frozenset(
 )
 
 
-def findings(source: str, backend: str, *, own_s: float = _OWN_S) -> list[dict[str, Any]]:
+def findings(source: str, backend: str, *, own_s: float = _OWN_S) -> list[Finding]:
     """Apply all rules to a kernel's source. Call it from the main thread.
 
     ``own_s`` is the maximum CPU time in seconds of the project's own rules.
 
     Returns:
-        JSON-safe records, the most severe first: ``rule``, ``severity`` (``note``, ``suspicious``, ``cheat``),
-        ``line`` (None if unknown), ``evidence`` (shortened text of the source, without control characters), ``by``
-        (``kqueue`` or ``kernelguard``) and ``meaning``. At most 3 per rule and 40 in total.
+        The most severe first, at most 3 per rule and 40 in total.
     """
     all_findings = [*_own(source, backend, own_s), *_guard(source)]
-    order = {"cheat": 0, "suspicious": 1, "note": 2}
-    all_findings.sort(key=lambda finding: (order[finding["severity"]], finding["line"] or 0, finding["rule"]))
-    kept, counts = list[dict[str, Any]](), Counter[tuple[str, str]]()
+    order = list(Severity)
+    all_findings.sort(key=lambda finding: (order.index(finding.severity), finding.line or 0, finding.rule))
+    kept, counts = list[Finding](), Counter[tuple[str, str]]()
     for finding in all_findings:
-        key = finding["by"], finding["rule"]
+        key = finding.by, finding.rule
         counts[key] += 1
         if counts[key] <= _OF_ONE_RULE and finding not in kept:
             kept.append(finding)
     return kept[:_FINDINGS]
 
 
-def enforce(found: list[dict[str, Any]], policy: Policy) -> None:
+def enforce(found: Sequence[Finding], policy: Policy) -> None:
     """End the evaluation of a kernel that has a ``cheat`` finding, if the policy is to reject it.
 
     Raises:
         EvaluationEnded: ``rejected_by_policy``, with the findings in the facts.
     """
-    cheats = [finding for finding in found if finding["severity"] == "cheat"]
+    cheats = [finding for finding in found if finding.severity is Severity.CHEAT]
     if policy is Policy.REJECT and cheats:
         first = cheats[0]
         raise EvaluationEnded(
             Category.REJECTED_BY_POLICY,
-            f"line {first['line']}: {first['rule']}: {first['meaning']}",
+            f"line {first.line}: {first.rule}: {first.meaning}",
             Phase.PREPARE,
             findings=cheats,
         )
 
 
-def without_fence(source: str) -> tuple[str, dict[str, Any] | None]:
+def without_fence(source: str) -> tuple[str, Finding | None]:
     """Return a kernel without the Markdown around it, and a finding with its place in the text.
 
     The kernel keeps its line numbers. A source without a fence, or that is valid Python, is returned unchanged.
@@ -307,7 +306,7 @@ def _imports_anything(node: ast.AST) -> bool:
 # The project's own rules -----------------------------------------------------------------------------
 
 
-def _own(source: str, backend: str, seconds: float) -> Iterator[dict[str, Any]]:
+def _own(source: str, backend: str, seconds: float) -> Iterator[Finding]:
     hits = set[tuple[str, int]]()
     try:
         with _cpu_time(seconds):
@@ -323,9 +322,11 @@ def _own(source: str, backend: str, seconds: float) -> Iterator[dict[str, Any]]:
         yield _finding(rule, severity, line, lines[line - 1] if line <= len(lines) else "", "kqueue", meaning)
 
 
-def _finding(rule: str, severity: str, line: int | None, evidence: str, by: str, meaning: str) -> dict[str, Any]:
-    found = {"rule": rule, "severity": severity, "line": line, "evidence": _printable(evidence), "by": by}
-    return {**found, "meaning": _printable(meaning)}
+def _finding(
+    rule: str, severity: str, line: int | None, evidence: str, by: Literal["kqueue", "kernelguard"], meaning: str
+) -> Finding:
+    evidence, meaning = _printable(evidence), _printable(meaning)
+    return Finding(rule=rule, severity=Severity(severity), line=line, evidence=evidence, by=by, meaning=meaning)
 
 
 def _printable(text: str) -> str:
@@ -340,7 +341,7 @@ class _TimeUp(BaseException):
     """The time limit has passed. A ``BaseException``, so that no handler in the interrupted code catches it."""
 
 
-def _guard(source: str) -> Iterator[dict[str, Any]]:
+def _guard(source: str) -> Iterator[Finding]:
     """Yield kernelguard's findings. Its rules use similarity, so no finding counts as more than ``suspicious``."""
     if len(source) > _GUARD_CHARS:
         yield _about_the_guard("guard_skipped")
@@ -362,7 +363,7 @@ def _guard(source: str) -> Iterator[dict[str, Any]]:
         yield _finding(pattern.lower(), severity, None, str(match.get("evidence", "")), "kernelguard", meaning)
 
 
-def _about_the_guard(rule: str) -> dict[str, Any]:
+def _about_the_guard(rule: str) -> Finding:
     severity, meaning = RULES[rule]
     return _finding(rule, severity, None, "", "kqueue", meaning)
 

@@ -11,7 +11,7 @@ import torch
 from kqueue.backends import PYTEST
 from kqueue.categories import Blame, Category
 from kqueue.contract import Outcome, Phase
-from kqueue.evidence import Evidence, Facts
+from kqueue.evidence import Evidence, Facts, Isolation, Profile, Sanitized
 from workers.judge.channel.gpu_memory import CudaCallError
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.control import Report
@@ -131,14 +131,14 @@ def examine_kernel(context: Context, outcome: Outcome) -> None:
     if not asked or context.request.backend == PYTEST or not examine.is_worthwhile(outcome):
         return
     if not context.slot.on_gpu:
-        why = {"error": "it needs a GPU", "seconds": 0.0}
-        evidence.sanitized = [{"tool": tool} | why for tool in asked.sanitize] or None
-        evidence.profile = ({"by": "ncu"} | why) if asked.profile else None
+        why = "it needs a GPU"
+        evidence.sanitized = tuple(Sanitized(tool=tool, error=why, seconds=0.0) for tool in asked.sanitize) or None
+        evidence.profile = Profile(by="ncu", error=why, seconds=0.0) if asked.profile else None
         return
     examiner = context.processes.examiner(context.steps)
     try:
         if asked.sanitize:
-            evidence.sanitized = [examiner.sanitize(tool) for tool in asked.sanitize]
+            evidence.sanitized = tuple(examiner.sanitize(tool) for tool in asked.sanitize)
         if asked.profile:
             evidence.profile = examiner.profile(candidate.activities if candidate is not None else None)
         context.device.test()
@@ -152,7 +152,8 @@ def complete(context: Context, outcome: Outcome, reports: Reports) -> Outcome:
     evidence.durations_s = {name: round(value, 6) for name, value in steps.durations.items()}
     evidence.begun_s = {name: round(value, 6) for name, value in steps.begun.items()}
     evidence.cpu_s = context.cpu.seconds()
-    evidence.isolation = context.forkserver.isolation
+    measures = context.forkserver.isolation
+    evidence.isolation = Isolation.model_validate(measures) if measures else None
     evidence.slots_on_device = context.slot.siblings
     evidence.waited_for = tuple(steps.waited_for) or None
     log = ""
@@ -163,8 +164,10 @@ def complete(context: Context, outcome: Outcome, reports: Reports) -> Outcome:
     if outcome.blame is Blame.PROBLEM and reference is not None and reference.process in reports:
         log = reports[reference.process].log
     for report in reports.values() if evidence.tests is not None else ():
-        log = "\n".join(filter(None, (evidence.tests_log, report.log)))
+        log = "\n".join(filter(None, (context.tests_log, report.log)))
         evidence.peak_bytes, evidence.output_bytes = report.peak_bytes, report.output_bytes
-    found = Evidence.model_validate(evidence.fields())
+    evidence.comparison = context.compared.errors
+    evidence.profiles = context.compared.results(context.settings.profiles)
+    found = Evidence.model_validate({name: value for name, value in evidence if value is not None})
     message = outcome.message + found.doubts * outcome.passed
     return outcome.model_copy(update={"log": _CONTROL.sub("\ufffd", log), "evidence": found, "message": message})

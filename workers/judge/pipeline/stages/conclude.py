@@ -8,13 +8,12 @@ import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase, Policy
-from kqueue.evidence import Measurement
+from kqueue.evidence import Finding, Measurement, Severity, TimedVariants
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.control import End
 from workers.judge.pipeline import estimator, parameters, provenance, sensitivity, speed_of_light
 from workers.judge.pipeline.cases import Form
 from workers.judge.pipeline.context import Context
-from workers.judge.pipeline.evidence import merge_errors
 from workers.judge.pipeline.exchange import Candidate
 from workers.judge.pipeline.stages.measure import Measured, Times
 from workers.judge.pipeline.stages.refer import Referenced
@@ -39,12 +38,13 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Ou
         meaning = f"weights that are constructed as zeros hide what {names} do, so a kernel can leave it out"
         _report(context, "weights_hidden", names, meaning, Policy.FLAG)
     downgrades = context.settings.policies.downgrades
-    if downgrades is not Policy.ALLOW and merge_errors(context.evidence.errors).get("precision_downgrade"):
+    errors = context.compared.errors
+    if downgrades is not Policy.ALLOW and errors is not None and errors.precision_downgrade:
         _report(context, "precision_downgrade", "outputs", "lower precision than the reference's", downgrades)
     if candidate.activities is not None:
-        facts = provenance.assess(candidate.activities, context.request.kernel, context.request.backend)
-        context.evidence.provenance = facts
-        provenance.enforce(facts, context.settings.policies.decoys)
+        origin = provenance.assess(candidate.activities, context.request.kernel, context.request.backend)
+        context.evidence.provenance = origin
+        provenance.enforce(origin, context.settings.policies.decoys)
     runtime = baseline = None
     if times is not None:
         runtime, baseline = _compare_times(context, referenced, times)
@@ -83,7 +83,8 @@ def _verify(context: Context, candidate: Candidate, times: Times) -> None:
     steps = context.steps
     with steps.untimed("verify"), steps.backstop(Phase.REFERENCE):
         verified = len(times.kept)
-        context.evidence.errors += times.kept.verify()
+        for compared in times.kept.verify():
+            context.compared.add(*compared)
         context.evidence.verified_calls = verified
     _stop(context, candidate)
     context.device.test(final=True)
@@ -108,8 +109,8 @@ def _report_buffers(context: Context, form: Form) -> None:
 
 
 def _report(context: Context, rule: str, subject: str, meaning: str, policy: Policy) -> None:
-    finding = {"rule": rule, "severity": "note", "line": None, "evidence": subject, "by": "kqueue", "meaning": meaning}
-    context.evidence.findings = [*(context.evidence.findings or ()), finding]
+    finding = Finding(rule=rule, severity=Severity.NOTE, line=None, evidence=subject, by="kqueue", meaning=meaning)
+    context.evidence.findings = (*(context.evidence.findings or ()), finding)
     if policy is Policy.REJECT:
         raise EvaluationEnded(Category.REJECTED_BY_POLICY, f"{subject}: {meaning}", Phase.CHECK, findings=[finding])
 
@@ -134,7 +135,7 @@ def _compare_times(context: Context, referenced: Referenced, times: Times) -> tu
     if own.variants:
         slower = len(own.variants) > 2 and min(own.variants) > statistics.quantiles(own.calls, n=10)[-1]
         ratio = own.variant_ratio(overhead)
-        context.evidence.timed_variants = {"count": len(own.variants), "ratio": ratio, "slower": slower}
+        context.evidence.timed_variants = TimedVariants(count=len(own.variants), ratio=ratio, slower=slower)
     if settings.compiled_baseline:
         context.evidence.compiled_baseline = baseline.compiled_baseline(own)
     return runtime, measured
@@ -150,13 +151,13 @@ def _enforce_error(outcome: Outcome, most: float) -> None:
         message = (
             f"the speedup {outcome.speedup:.3g} has the relative error {error:.3g}, above timing.max_error = {most:g}"
         )
-        raise EvaluationEnded(Category.TIMING_UNSTABLE, message, Phase.TIME, clocks=runtime.clocks.model_dump())
+        raise EvaluationEnded(Category.TIMING_UNSTABLE, message, Phase.TIME, clocks=runtime.clocks)
 
 
 def _enforce_bound(context: Context, referenced: Referenced, times: Times, runtime: Measurement) -> None:
     """Reject a time that is too short to move the required bytes through memory."""
     bound, steps = times.bound, context.steps
-    if not bound:
+    if bound is None:
         return
     speed_of_light.enforce(bound, runtime)
     cached = speed_of_light.cacheable(runtime, torch.cuda.get_device_properties(0).L2_cache_size)

@@ -31,9 +31,9 @@ def build(context: Context) -> Built:
     candidate = processes.begin_candidate()
     if processes.builder is not None:
         with context.steps.timed("build"), context.steps.backstop(Phase.COMPILE):
-            facts = processes.build(context.evidence)
-        if "skipped" not in facts:  # Otherwise the candidate can need the time to compile everything itself.
-            candidate.process.charge_compilers(facts["seconds"])
+            compilation = processes.build(context.evidence)
+        if compilation.skipped is None:  # Otherwise the candidate can need the time to compile everything itself.
+            candidate.process.charge_compilers(compilation.seconds)
     return Built(candidate)
 
 

@@ -13,6 +13,7 @@ import torch
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Phase, Policy
+from kqueue.evidence import SpeedOfLightBound
 from kqueue.profiles import RULES
 from kqueue.text import one_line
 from workers.judge.channel.activities import NotRecorded
@@ -24,7 +25,7 @@ from workers.judge.pipeline.cases import GIVEN, Case
 from workers.judge.pipeline.clocks import CpuClock, GpuClock, TimedCall
 from workers.judge.pipeline.context import Context, Grant
 from workers.judge.pipeline.estimator import Series
-from workers.judge.pipeline.evidence import Fields, merge_errors
+from workers.judge.pipeline.evidence import Compared
 from workers.judge.pipeline.exchange import Candidate
 from workers.judge.pipeline.kept import KeptCalls
 from workers.judge.pipeline.reference import Reference
@@ -47,14 +48,14 @@ class Times:
     Attributes:
         series: times of the candidate.
         beside: times of the reference in turn with the candidate, or None.
-        bound: figures of the speed-of-light bound, empty on a CPU.
+        bound: the speed-of-light bound, or None on a CPU.
     """
 
     stopwatch: timing.Stopwatch
     kept: KeptCalls
     series: Series
     beside: Series | None
-    bound: Fields
+    bound: SpeedOfLightBound | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ def _time(
             variants=referenced.variants,
         )
     context.budget.record()
-    bound: Fields = {}
+    bound = None
     if instruments.flusher is not None:
         bandwidth = instruments.flusher.bandwidth()
         bound = speed_of_light.floor(reference.cache.input_bytes, reference.written_bytes, bandwidth)
@@ -155,7 +156,7 @@ class _Checks:
         """Prepare without making a call."""
         self._context = context
         self._steps = context.steps
-        self._evidence = context.evidence
+        self._evidence, self._compared = context.evidence, context.compared
         self._referenced = referenced
         self._reference = referenced.reference
         self._candidate = candidate
@@ -178,20 +179,20 @@ class _Checks:
             try:
                 for number, (case, outputs) in enumerate(every):
                     if number and case is cases[0]:
-                        self._evidence.is_compared = True
+                        self._compared.is_complete = True
                         self._repeat(case, outputs)
-                    elif (errors := self._check(case, outputs)) is not None:
-                        self._evidence.errors.append(errors)
+                    elif (compared := self._check(case, outputs)) is not None:
+                        self._compared.add(*compared)
                         checked += 1
             except EvaluationEnded as ended:
                 if ended.outcome.category in ABOUT_VALUES:
-                    self._evidence.note(ended)
+                    self._compared.add(ended.outcome.facts.errors, ended.faults)
                     self._compare_rest(every)
                     self._explain()
                     self.evaluate()
                 raise
         self._evidence.checks, self._evidence.checks_asked = checked, self._context.settings.checks
-        self._evidence.constant_outputs = constant = reference.constant_outputs
+        self._evidence.constant_outputs = constant = tuple(reference.constant_outputs)
         self._evidence.reference_is_constant = bool(constant)
         return checked
 
@@ -199,7 +200,7 @@ class _Checks:
         """Check the second call on the first case."""
         try:
             with self._confirming(case):
-                self._evidence.errors.append(self._call(case, outputs))
+                self._compared.add(*self._call(case, outputs))
         except EvaluationEnded as ended:
             raise _unless_repeated(ended, "right at first, wrong when the same input was run again") from None
 
@@ -284,7 +285,7 @@ class _Checks:
             if ended.outcome.blame is not Blame.CANDIDATE:
                 return  # The problem has no answers in this mode, or the fleet failed.
             faults = dict.fromkeys(names, ended.outcome.message)
-        self._evidence.errors.append({"profiles": faults})
+        self._compared.add(None, faults)
 
     def _made(self, cases: Iterator[Case]) -> Iterator[tuple[Case, list[torch.Tensor] | None]]:
         """Yield the cases that the reference answers, and the kernel's outputs where the calls were made together."""
@@ -303,13 +304,13 @@ class _Checks:
         """Compare further given cases until a wrong kernel has failed both verdicts and all profiles."""
         with contextlib.suppress(EvaluationEnded):  # The reference's failure no longer matters.
             for case, outputs in cases:
-                errors = merge_errors(self._evidence.errors)
-                faults = [*errors["profiles"].values()]
-                if not (errors["strict_correct"] or errors["kernelbench_correct"]) and all(faults):
+                errors, faults = self._compared.errors, self._compared.faults
+                is_right = errors is not None and (errors.strict_correct or errors.kernelbench_correct)
+                if not is_right and all(faults.values()):
                     break
                 if case.kind == GIVEN and case is not self._referenced.cases[0]:
                     self._compare_one(case, outputs)
-            self._evidence.is_compared = True
+            self._compared.is_complete = True
 
     def _explain(self) -> None:
         """Record facts that can explain wrong values. The kernel reports its own parameters, so they decide nothing."""
@@ -317,7 +318,7 @@ class _Checks:
         evidence.reference_draws = self._reference.form.draws or None
         with contextlib.suppress(EvaluationEnded):  # The verdict is known already.
             theirs = proxy.order(Order.DESCRIBE, what="the parameters", optional=True).message
-            evidence.training_modules = parameters.modes(theirs) or None
+            evidence.training_modules = tuple(parameters.modes(theirs)) or None
             self._candidate.process.enter(Phase.CHECK, self._context.settings.deadlines.check_s)
             mine = self._candidate.process.order(Order.DESCRIBE).message
             evidence.parameters = parameters.difference(mine, theirs)
@@ -325,15 +326,15 @@ class _Checks:
     def _compare_one(self, case: Case, outputs: list[torch.Tensor] | None) -> None:
         """Compare one more answer of a wrong kernel. A missing answer fails both verdicts and all profiles."""
         try:
-            self._evidence.errors.append(self._call(case, outputs))
+            self._compared.add(*self._call(case, outputs))
         except EvaluationEnded as ended:
-            self._evidence.note(ended)
+            self._compared.add(ended.outcome.facts.errors, ended.faults)
             if ended.outcome.category not in ABOUT_VALUES:
-                faults = dict.fromkeys(merge_errors(self._evidence.errors)["profiles"], ended.outcome.message)
-                failed = {"strict_correct": False, "kernelbench_correct": False, "profiles": faults}
-                self._evidence.errors.append(failed)
+                worst, failed = self._compared.errors, {"strict_correct": False, "kernelbench_correct": False}
+                faults = dict.fromkeys(self._compared.faults, ended.outcome.message)
+                self._compared.add(worst and worst.model_copy(update=failed), faults)
 
-    def _call(self, case: Case, outputs: list[torch.Tensor] | None = None) -> Fields:
+    def _call(self, case: Case, outputs: list[torch.Tensor] | None = None) -> Compared:
         """Make one checked call on a case, unless it was made. Only the first one differs from a timed call."""
         self._has_answered(case)
         if self._caller is None or not self._calls:
@@ -349,7 +350,7 @@ class _Checks:
         self._steps.enter(Phase.CHECK)
         return answered
 
-    def _check(self, case: Case, outputs: list[torch.Tensor] | None) -> Fields | None:
+    def _check(self, case: Case, outputs: list[torch.Tensor] | None) -> Compared | None:
         """Make one checked call unless it was made, and repeat it if the answer is wrong.
 
         Return None for a variant of which the reference did not confirm its answer. It does not count as checked.

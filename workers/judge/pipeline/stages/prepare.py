@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kqueue.backends import PYTEST
 from kqueue.contract import Phase, Policy
+from kqueue.evidence import GivenTolerance
 from workers.judge.gpu import environment
 from workers.judge.pipeline import grades, pytest_run, static, tools
 from workers.judge.pipeline.blame import invalid_problem
@@ -41,14 +42,17 @@ def _read_sources(context: Context) -> None:
         raise invalid_problem("CALLS and gradients cannot be combined: state one of them")
     given, own = context.settings.given_tolerance, static.tolerance(request.problem)
     if tolerance := given or own:
-        by = {"by": "settings" if given else "problem"}
-        listed = [one and one.model_dump(exclude_defaults=True) | by for one in grades.each(tolerance)]
-        both = (None, listed) if isinstance(tolerance, tuple) else (listed[0], None)
-        context.evidence.tolerance, context.evidence.tolerances = both
-    fenced = [context.fence] if context.fence is not None else []
+        by = "settings" if given else "problem"
+        parts = [one and one.model_dump(exclude_defaults=True) for one in grades.each(tolerance)]
+        listed = tuple(None if one is None else GivenTolerance(**one, by=by) for one in parts)
+        if isinstance(tolerance, tuple):
+            context.evidence.tolerances = listed
+        else:
+            [context.evidence.tolerance] = listed
+    fenced = () if context.fence is None else (context.fence,)
     context.evidence.findings = fenced or None
     static.check(request.kernel)
     context.evidence.program = static.program_of(request.kernel)
     if policy is not Policy.ALLOW:
-        findings = context.evidence.findings = fenced + static.findings(request.kernel, request.backend)
+        findings = context.evidence.findings = (*fenced, *static.findings(request.kernel, request.backend))
         static.enforce(findings, policy)

@@ -15,6 +15,7 @@ from typing import Final
 import torch
 
 from kqueue.contract import Phase
+from kqueue.evidence import Checker, InputTensor
 from kqueue.passes import Pass
 from workers.judge.pipeline import answers, clocks, compare, plan, sensitivity, timing
 from workers.judge.pipeline.baseline import Baseline
@@ -104,10 +105,10 @@ def _begin(context: Context) -> tuple[Reference, Case]:
         with proxy.blaming("Model.setup"):
             context.evidence.reference_setup_ms = proxy.exchange.set_up(first.inputs)
         cache.warm_up_variants()
-    context.evidence.inputs = [
-        {"shape": view.shape, "dtype": str(cache.input_specs[view.root].dtype).removeprefix("torch.")}
+    context.evidence.inputs = tuple(
+        InputTensor(shape=view.shape, dtype=str(cache.input_specs[view.root].dtype).removeprefix("torch."))
         for view in reference.form.views
-    ]
+    )
     budget.book(plan.of_first_call(cache.input_bytes, weights, **budget.whole, alone=alone))
     with context.untimed_if_large(reference, "reference"), steps.timed("reference"), steps.backstop(Phase.REFERENCE):
         proxy.allow(budget.plan.reference)
@@ -152,7 +153,8 @@ def _answer(context: Context, reference: Reference, first: Case) -> tuple[list[C
             compare.check_values(first.outputs, replace(first, check=None), settings)
             if reference.checker is not None:
                 reference.checker.prove([case for case in answered if case.kind == GIVEN])
-                context.evidence.checker = {"bound": reference.checker.bound, "accepts": reference.checker.accepted}
+                accepts = tuple(reference.checker.accepted)
+                context.evidence.checker = Checker(bound=reference.checker.bound, accepts=accepts)
             if context.slot.on_gpu and settings.timing.enabled:
                 cache.stock(timing.usual_inputs(settings.timing, reference))
         # Test the device before the kernel uses it. This also loads the code that later tests need.
