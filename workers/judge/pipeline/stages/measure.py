@@ -194,7 +194,7 @@ class _Checks:
             with self._confirming(case):
                 self._evidence.errors.append(self._call(case, outputs))
         except EvaluationEnded as ended:
-            raise _unless_repeated(ended, "right at first, wrong when the same input was run again") from None
+            raise unless_repeated(ended, "right at first, wrong when the same input was run again") from None
 
     def run_again(self) -> None:
         """Make one checked call on a new input after the timing."""
@@ -204,7 +204,7 @@ class _Checks:
             with self._confirming(case):
                 self._call(case)
         except EvaluationEnded as ended:
-            raise _unless_repeated(ended, "right before it was timed, wrong after") from None
+            raise unless_repeated(ended, "right before it was timed, wrong after") from None
 
     def profile(self) -> None:
         """Profile the candidate to learn which kernels do its work. This comes last: it can end the candidate."""
@@ -331,7 +331,7 @@ class _Checks:
                 if again.outcome.category not in ABOUT_VALUES:
                     break
             else:
-                raise _unless_repeated(first, "wrong at first, right when the same input was run again")
+                raise unless_repeated(first, "wrong at first, right when the same input was run again")
         raise first
 
     @contextlib.contextmanager
@@ -376,7 +376,7 @@ class _LikeTimed:
         return [call.into for call in calls]
 
 
-def _unless_repeated(ended: EvaluationEnded, how: str) -> EvaluationEnded:
+def unless_repeated(ended: EvaluationEnded, how: str) -> EvaluationEnded:
     """Return ``nondeterministic`` for a wrong answer on an input that was also answered right, or else ``ended``."""
     outcome = ended.outcome
     if outcome.category not in ABOUT_VALUES:
