@@ -76,7 +76,7 @@ class SlotConfig:
     def from_json(cls, known: dict[str, Any]) -> Self:
         """Return a slot from the JSON form of its fields."""
         paths: dict[str, Any] = {name: Path(known[name]) for name in ("scratch", "lock")}
-        return cls(**known | paths | {"peers": tuple(known["peers"])})
+        return cls(**known | paths | {"peers": tuple(known.get("peers", ()))})
 
 
 def set_environment(environment: MutableMapping[str, str], slot: SlotConfig, cores: int) -> None:

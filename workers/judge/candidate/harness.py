@@ -112,7 +112,7 @@ class Harness:
         holds_sets: True if announced memory must stay valid until the judge releases it.
         device: ``cpu`` or ``cuda``.
         is_serial: True if no source names an API for several streams. The device then has one queue.
-        is_member: True if the process is one of a group. Each order then makes one call, as in the others.
+        is_member: True if the process is one of a group. Each order to answer then makes one call.
     """
 
     holds_sets = False

@@ -1,4 +1,4 @@
-"""The membership of a sealed process in a group, whose processes share a network of their own and nothing else."""
+"""The membership of a sealed process in a group, whose processes share a private network and nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from workers.judge.channel.orders import Member
 
-#: Port of the group's store. Each group has a network of its own.
+#: Port of the group's store. Each group has a private network.
 _PORT: Final = 29500
 #: Only the judge's deadlines end a wait.
 _FOR_EVER: Final = timedelta(days=1)

@@ -1,10 +1,9 @@
-"""Exclusive evaluations: nothing else uses a device while a kernel that is suspected of killing workers runs, or one
-that spans several GPUs.
+"""Exclusive evaluations: a kernel runs while nothing else uses its devices.
 
-Each device has one room, made of two file locks next to the device's lock (``Slot.lock``). Ordinary evaluations share
-the room from beginning to end, and such a kernel holds it exclusively. The turnstile is closed while such a kernel
-waits or runs, so that a stream of ordinary evaluations cannot starve it. Linux releases both locks when their holder
-dies.
+It is suspected of killing workers, or spans several GPUs. Each device has one room, made of two file locks next to the
+device's lock (``Slot.lock``). Ordinary evaluations share the room from beginning to end, and such a kernel holds it
+exclusively. The turnstile is closed while such a kernel waits or runs, so that a stream of ordinary evaluations cannot
+starve it. Linux releases both locks when their holder dies.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def rooms(locks: Sequence[Path], *, alone: bool) -> Generator[None]:
     """Hold the rooms of several devices, in one order, so that no two holders wait for each other. See :func:`room`."""
     with ExitStack() as held:
         for lock in sorted(locks):
-            held.enter_context(room(lock, alone=alone or len(locks) > 1))
+            held.enter_context(room(lock, alone=alone))
         yield
 
 

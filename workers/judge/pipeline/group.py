@@ -1,11 +1,11 @@
 """Kernels that span several GPUs: a problem with ``WORLD = n`` runs in n sealed processes, one for each GPU.
 
-The reference's processes form a group, and so do the candidate's. Each group has a network of its own, which neither
-the other group nor the judge can reach. Every call is made in all processes of a group at the same time, each in a
-thread of the judge, because a rank can wait for the others. The inputs of each rank have seeds of their own.
+The reference's processes form a group, and so do the candidate's. Each group has a private network, which neither the
+other group nor the judge can reach. Every call is made in all processes of a group at the same time, each in a thread
+of the judge, because a rank can wait for its peers. The inputs of each rank have another seed.
 
-If a rank fails, the judge ends all and names the first that failed for a reason of its own. A rank whose peer is gone
-fails too, or waits, and is named only if no other rank explains that.
+If a rank fails, the judge ends all and names the first that no other rank explains: a rank whose peer is gone fails
+too, or waits.
 
 A call is timed by the judge's clock, from before the inputs of any rank are written until the outputs of all have been
 copied. An overhead call takes the same without a forward, so the difference is the time from the last GO to the last
@@ -52,7 +52,7 @@ _T = TypeVar("_T")
 #: The inputs and outputs of one call, by rank.
 _Cases = list[Case]
 
-#: Seconds after a rank's failure for others to fail for a reason of their own. Then they are ended.
+#: Seconds after a rank's failure for other ranks to fail. Then they are ended.
 _GRACE_S: Final = 0.5
 #: Text of an exception that says only that a peer is gone or silent.
 _OF_A_PEER: Final = re.compile(r"gloo|nccl|connection|socket|peer|store|timed? ?out", re.IGNORECASE)
@@ -93,10 +93,9 @@ class _Group:
         slot, settings = context.slot, context.settings
         devices = (slot.device, *slot.peers)[:world] if slot.on_gpu else ()
         if slot.on_gpu and len(devices) < world:
-            has = f"{len(devices)} GPU{'s' * (len(devices) > 1)}"
-            message = f"the problem runs on {world} GPUs (WORLD = {world}), and this host's fleet has {has}"
+            message = f"the problem runs on {world} GPUs (WORLD = {world}), and this worker can use {len(devices)}"
             raise EvaluationEnded(Category.JUDGE_ERROR, message, Phase.PREPARE)
-        # The weights of all ranks agree, unless the model draws others by its rank.
+        # The weights of all ranks agree, unless the model draws them by its rank.
         seed = secrets.randbits(63) if settings.seed is None else settings.seed
         settings = settings.model_copy(update={"seed": seed})
         request = context.request.model_copy(update={"settings": settings})
@@ -159,7 +158,7 @@ class _Group:
     def load(self) -> None:
         """Compile, import and construct the kernel in all ranks."""
         with self._context.forkserver.one_build():
-            for rank in self._ranks:  # The first rank's build serves the others.
+            for rank in self._ranks:  # The first rank's build serves all.
                 self._candidates.append(rank.begin_candidate())
                 if rank.builder is not None:
                     with self._steps.timed("build"), self._steps.backstop(Phase.COMPILE):
@@ -168,7 +167,7 @@ class _Group:
 
         def construct(rank: int) -> None:
             candidate, reference = self._candidates[rank], self._references[rank]
-            # A warm-up would skip launches, and a rank that failed for that would leave the others waiting.
+            # A warm-up would skip launches, and a rank that failed for that would leave its peers waiting.
             candidate.construct(
                 reference.proxy.init_inputs, self._first[rank], self._context.budget.plan, warm_up=False
             )
@@ -473,8 +472,8 @@ class _Group:
                 self._context.processes.candidate = candidate
 
 
-#: Order in which failures explain each other: a failure of its own, a rank that did not end, one that waited for peers
-#: and did not end, and one that says only that a peer is gone.
+#: Order in which failures explain each other: any other failure, a rank that did not end, one that waited for peers and
+#: did not end, and one that says only that a peer is gone.
 _OWN, _HANGS, _WAITED, _PEER = range(4)
 
 

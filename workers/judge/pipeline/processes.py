@@ -14,7 +14,7 @@ from kqueue import backends
 from kqueue.categories import Blame
 from kqueue.contract import Outcome, Phase, Request
 from kqueue.passes import Pass
-from workers.judge.channel.orders import Job, Member, Opening, Order
+from workers.judge.channel.orders import QUEUES, Job, Member, Opening, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.control import Report
 from workers.judge.forkserver.handle import ForkServer, ForkServerError
@@ -48,7 +48,7 @@ class Processes:
         reference: the evaluation's reference, or None before :meth:`begin_reference`.
         candidate: the evaluation's candidate, or None before :meth:`begin_candidate`.
         builder: builder of the libraries that the candidate imports, or their reuse, or None if there are none.
-        ranks: the processes of each rank, if the evaluation is a group's. There are no others then.
+        ranks: the processes of each rank, if the evaluation is a group's, which has no other processes.
     """
 
     def __init__(
@@ -351,7 +351,7 @@ class Processes:
 
     def _opening(self, source: str) -> Opening:
         # At least as many queues as the reference has, so that a library's parallel work also runs in parallel here.
-        queues = static.queues(source, self._request.problem) if self._member is None else 0
+        queues = static.queues(source, self._request.problem) if self._member is None else QUEUES
         return Opening(self._device, queues, self._settings.debug.launch_blocking, self._member)
 
     def _job(self, source: str, entry: str, *, compiled: bool = False, built: str = "") -> Job:

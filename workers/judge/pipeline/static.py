@@ -257,6 +257,13 @@ def world(source: str) -> int:
             raise invalid_problem(f"{form}. A variable {shapes.WORLD} for another purpose needs another name")
 
 
+def ranks(request: Request) -> int:
+    """Return the number of ranks that a request's problem asks for, or 0 if it asks for none or is malformed."""
+    with contextlib.suppress(EvaluationEnded):
+        return world(request.problem) if request.backend != PYTEST and shapes.WORLD in request.problem else 0
+    return 0
+
+
 def check_bound(source: str) -> float | None:
     """Read the bound of a problem's check() from its text. Raise ``invalid_problem`` if only one of them is there."""
     values = [value for _, _, value in shapes.assigned(source, _BOUND)]

@@ -87,7 +87,7 @@ def find(visible: str | None) -> tuple[Reach, bool | str]:
 
 
 def for_group(reach: Reach, devices: Sequence[str]) -> Reach:
-    """Return the reach of a process that uses several GPUs, or none, together with others."""
+    """Return the reach of a process of a group that uses these GPUs together, or none."""
     nodes = dict.fromkeys(node for device in devices for node in _gpu_nodes(device)[0])
     found = {str(path.resolve()) for path in Path(_BUSES).glob("*")}
     return replace(

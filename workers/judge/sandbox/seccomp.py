@@ -110,8 +110,8 @@ _DENIED: Final[dict[str, tuple[int | None, int | None]]] = {
 }
 #: Denied calls through which two processes of a tool connect.
 _CONNECTING: Final = frozenset({"connect", "accept", "accept4"})
-#: Families of sockets in a network of their own: local ones, IP, and questions to Linux about the network.
-_OWN_NETWORK: Final = tuple(map(int, (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)))
+#: Families of sockets in a private network: local ones, IP, and questions to Linux about the network.
+_IN_PRIVATE: Final = tuple(map(int, (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)))
 #: Calls that fail as unknown (ENOSYS). A filter cannot read the flags of clone3. The C library then uses clone, whose
 #: flags are readable.
 _UNKNOWN: Final = {"clone3": (435, 435)}
@@ -195,7 +195,7 @@ def program(machine: str, *, connects: bool = False, grouped: bool = False) -> b
     """Return the filter for a processor of ``uname -m``, or raise KeyError for an unknown one.
 
     ``connects`` allows connections of local sockets, for processes that can reach only their own. ``grouped`` also
-    allows sockets of the network, for processes with a network of their own.
+    allows sockets of the network, for processes with a private one.
     """
     arch = _ARCHITECTURES[machine]
     myself = _refuse_unless(0)  # 0 is the caller, and any other pid can be another process
@@ -231,7 +231,7 @@ def program(machine: str, *, connects: bool = False, grouped: bool = False) -> b
         + _refuse_unless(int(signal.SIGKILL)),
     }
     if grouped:
-        conditions[arch.socket] = _argument(0) + _refuse_unless(*_OWN_NETWORK)
+        conditions[arch.socket] = _argument(0) + _refuse_unless(*_IN_PRIVATE)
         del conditions[arch.sendto]
     steps = _step(_LOAD, 4) + _refuse_unless(arch.audit) + _step(_LOAD, 0)
     if machine == "x86_64":
