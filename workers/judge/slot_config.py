@@ -75,8 +75,9 @@ class SlotConfig:
     @classmethod
     def from_json(cls, known: dict[str, Any]) -> Self:
         """Return a slot from the JSON form of its fields."""
-        paths: dict[str, Any] = {name: Path(known[name]) for name in ("scratch", "lock")}
-        return cls(**known | paths | {"peers": tuple(known.get("peers", ()))})
+        parsed: dict[str, Any] = {name: Path(known[name]) for name in ("scratch", "lock")}
+        parsed["peers"] = tuple(known.get("peers", ()))
+        return cls(**known | parsed)
 
 
 def set_environment(environment: MutableMapping[str, str], slot: SlotConfig, cores: int) -> None:

@@ -27,6 +27,9 @@ def prepare(member: Member) -> None:
         "MASTER_PORT": str(_PORT),
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_IB_DISABLE": "1",
+        "NCCL_CUMEM_ENABLE": "1",  # shares memory by descriptors, which needs no common uid
+        "NCCL_DEBUG": "WARN",
         # Multicast is set up by a service that all users of a host share.
         "NCCL_NVLS_ENABLE": "0",
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
@@ -45,3 +48,5 @@ def join(member: Member) -> None:
         device_id=device if member.devices else None,
     )
     dist.all_reduce(torch.zeros(1, device=device))
+    if member.devices:
+        torch.cuda.synchronize()

@@ -54,8 +54,8 @@ _Cases = list[Case]
 
 #: Seconds after a rank's failure for other ranks to fail. Then they are ended.
 _GRACE_S: Final = 0.5
-#: Text of an exception that says only that a peer is gone or silent.
-_OF_A_PEER: Final = re.compile(r"gloo|nccl|connection|socket|peer|store|timed? ?out", re.IGNORECASE)
+#: Text of an exception that says only that a peer is gone.
+_OF_A_PEER: Final = re.compile(r"gloo/|NCCL|(?:closed|reset) by peer")
 #: The innermost frame of a stack that waits for peers.
 _WAITS: Final = re.compile(r'\A[^"]*File "[^"]*/torch/(?:distributed/|cuda/__init__\.py)')
 #: Maximum number of timed calls whose outputs are verified, and the share of the calls that are kept for that.
@@ -180,11 +180,11 @@ class _Group:
         """Check each rank on the requested number of input sets, and on the first again. Return the number."""
 
         def prepare(rank: int) -> None:
-            reference = self._references[rank]
-            self._candidates[rank].prepare_calls(reference.form.output_specs, reference.forward_s)
+            self._candidates[rank].bind_outputs(self._references[rank].form.output_specs)
 
         count = self._settings.checks
-        with self._steps.untimed("check"), self._steps.timed("check"), self._steps.backstop(Phase.CHECK):
+        self._enter(self._candidates, Phase.CHECK, self._settings.deadlines.check_s)
+        with self._steps.alone("check"), self._steps.timed("check"), self._steps.backstop(Phase.CHECK):
             self._run(prepare)
             for number in range(count):
                 self._check(self._drawn() if number else self._first)
@@ -343,8 +343,11 @@ class _Group:
                 return [None] * len(cases)
             return self._refer(lambda rank: self._references[rank].again(cases[rank]))
 
+        def of_rank(rank: int) -> list[torch.Tensor] | None:
+            return nudged()[rank]
+
         for rank, case in enumerate(cases):
-            case.again = functools.partial(lambda rank: nudged()[rank], rank)
+            case.again = functools.partial(of_rank, rank)
 
     def _call(self, cases: _Cases) -> list[list[torch.Tensor]]:
         """Make a call of the kernel in all ranks, and return the outputs of each."""
@@ -447,7 +450,7 @@ class _Group:
             for future in sorted(done, key=futures.__getitem__):
                 if (error := future.exception()) is not None:
                     failed[futures[future]] = error
-            if until is None and any(_weight(error, processes[rank]) < _PEER for rank, error in failed.items()):
+            if until is None and any(_weight(error, processes[rank]) < _WAITED for rank, error in failed.items()):
                 until = time.monotonic() + _GRACE_S
             if pending and until is not None and time.monotonic() >= until:
                 for future in pending:
@@ -462,7 +465,8 @@ class _Group:
             if rank != first:
                 process.begin_stop()
         self._show(processes[first])
-        with _named(first, [rank for rank in failed if rank != first and weights[rank] == weights[first] == _HANGS]):
+        late = [rank for rank in failed if rank != first and weights[rank] == weights[first] != _OWN]
+        with _named(first, late):
             raise failed[first]
 
     def _show(self, process: SealedProcess) -> None:
@@ -483,8 +487,7 @@ def _weight(error: BaseException, process: SealedProcess) -> int:
         return _OWN
     if process.ended is not None and process.ended.reason is End.DEADLINE:
         return _WAITED if _WAITS.search(process.ended.log.partition("(most recent call first)")[2]) else _HANGS
-    says = error.reply is not None or error.outcome.category is Category.REFERENCE_ERROR
-    return _PEER if says and process.ended is None and _OF_A_PEER.search(error.outcome.message) else _OWN
+    return _PEER if process.ended is None and _OF_A_PEER.search(error.outcome.message) else _OWN
 
 
 @contextlib.contextmanager
