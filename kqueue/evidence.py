@@ -791,6 +791,8 @@ class Facts(Part):
     """The resource that a launch lacked, where Triton reports it."""
     findings: tuple[Finding, ...] | None = _ABSENT
     """The findings for which a policy rejected the source."""
+    rank: int | None = _ABSENT
+    """Number of the rank that failed first, from 0, of a problem with ``WORLD``."""
     output: int | None = _ABSENT
     """Number of the wrong output, from 0."""
     effect: str | None = _ABSENT
@@ -882,6 +884,8 @@ class Evidence(Part):
     """The problem's own check. None where the comparison decides."""
     calls: int | None = _ABSENT
     """Number of forwards in each call, without a reset between them. None for a single one."""
+    world: int | None = _ABSENT
+    """Number of ranks in which the problem and the kernel ran. None for a problem without ``WORLD``."""
     tf32: bool | None = _ABSENT
     """True if products and convolutions of fp32 values could use TF32. None on a CPU."""
     reference_is_constant: bool | None = _ABSENT

@@ -243,7 +243,8 @@ def _parts(value: object) -> Iterator[object]:
 
 #: Constants that are not sizes.
 CALLS: Final = "CALLS"
-_OTHERS: Final = ("OUTPUT_TOLERANCE", CALLS)
+WORLD: Final = "WORLD"
+_OTHERS: Final = ("OUTPUT_TOLERANCE", CALLS, WORLD)
 #: Maximum count of numbers in a source. A problem with more contains its data.
 _MOST_SIZES: Final = 64
 

@@ -38,6 +38,7 @@ def plan(config: Config, gpus: Sequence[Device], cores: int) -> list[Slot]:
 
     def add(name: str, device: str, lanes: tuple[str, ...], siblings: int) -> None:
         number = len(slots)
+        others = tuple(gpu.uuid for gpu in gpus if gpu.uuid != device) if device != "cpu" else ()
         slots.append(
             Slot(
                 worker_id=UUID(int=0),
@@ -51,6 +52,7 @@ def plan(config: Config, gpus: Sequence[Device], cores: int) -> list[Slot]:
                 uid=config.candidate_uid + number if os.geteuid() == 0 else None,
                 build_store=config.build_location,
                 build_store_bytes=config.build_store_bytes,
+                peers=others,
             )
         )
 

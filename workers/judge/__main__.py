@@ -163,7 +163,7 @@ class _Service:
 @contextmanager
 def _open_slot(start: Start) -> Generator[SlotConfig]:
     """Reserve a device, a private directory and a uid for candidates during the block."""
-    device = _device(start)
+    device, peers = _devices(start)
     root = Path(start.scratch)
     scratch.prepare(root)
     directory, lock = scratch.reserve(root, "judge")
@@ -181,6 +181,7 @@ def _open_slot(start: Start) -> Generator[SlotConfig]:
             gpu_shared=start.gpu_shared,
             build_store=start.build_store,
             build_store_bytes=start.build_store_bytes,
+            peers=peers,
         )
     finally:
         _empty(directory)
@@ -191,15 +192,15 @@ def _open_slot(start: Start) -> Generator[SlotConfig]:
             uid.release()
 
 
-def _device(start: Start) -> str:
-    """Return a GPU's UUID, or ``cpu``. Raise ConfigError if there is no such device."""
+def _devices(start: Start) -> tuple[str, tuple[str, ...]]:
+    """Return the device, a UUID or ``cpu``, and other GPUs' UUIDs. Raise ConfigError if there is no such device."""
     if start.device == "cpu":
-        return "cpu"
+        return "cpu", ()
     available = devices()
+    gpus = [gpu.uuid for gpu in choose(start.gpus, available, os.environ.get("CUDA_VISIBLE_DEVICES"))]
     if start.device is not None:
-        return choose(start.device, available, setting="device")[0].uuid
-    gpus = choose(start.gpus, available, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return gpus[0].uuid if gpus else "cpu"
+        gpus = [choose(start.device, available, setting="device")[0].uuid, *gpus]
+    return (gpus[0], tuple(uuid for uuid in gpus[1:] if uuid != gpus[0])) if gpus else ("cpu", ())
 
 
 def _empty(directory: Path) -> None:

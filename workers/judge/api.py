@@ -114,7 +114,7 @@ class Judges:
         ours, theirs = socket.socketpair()
         with ours, ours.makefile("rb") as replies:
             with theirs, suppress(ConnectionError):  # the supervisor has exited, which is detected below
-                send_with_fds(self._requests, b"judge", [theirs.fileno()])
+                send_with_fds(self._requests, _packet(request, slot), [theirs.fileno()])
             for line in _lines(ours, replies, call):
                 message = json.loads(line)
                 if "outcome" in message:
@@ -188,6 +188,15 @@ class Judges:
                 with suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)
             time.sleep(0.002)
+
+
+def _packet(request: Request, slot: SlotConfig) -> bytes:
+    """Return the packet that requests a judge."""
+    from workers.judge import supervisor
+    from workers.judge.pipeline import static
+
+    of_group = slot.on_gpu and bool(slot.peers) and static.ranks(request) > 1
+    return supervisor.OF_GROUP if of_group else supervisor.ANY
 
 
 #: Handle on the judges of this process, if it is a slot's worker.

@@ -34,6 +34,7 @@ class SlotConfig:
         build_store: path or URL of the store of builds (:mod:`workers.judge.host.artifacts`). Empty for no store.
         build_store_bytes: maximum size in bytes of all stored builds.
         alone: True to use the device exclusively, because earlier attempts of the evaluation crashed their workers.
+        peers: UUIDs of the host's other GPUs, with which a group can use this one.
     """
 
     name: str
@@ -48,6 +49,7 @@ class SlotConfig:
     build_store: str = ""
     build_store_bytes: int = 0
     alone: bool = False
+    peers: tuple[str, ...] = ()
 
     @property
     def on_gpu(self) -> bool:
@@ -73,8 +75,9 @@ class SlotConfig:
     @classmethod
     def from_json(cls, known: dict[str, Any]) -> Self:
         """Return a slot from the JSON form of its fields."""
-        paths: dict[str, Any] = {name: Path(known[name]) for name in ("scratch", "lock")}
-        return cls(**known | paths)
+        parsed: dict[str, Any] = {name: Path(known[name]) for name in ("scratch", "lock")}
+        parsed["peers"] = tuple(known.get("peers", ()))
+        return cls(**known | parsed)
 
 
 def set_environment(environment: MutableMapping[str, str], slot: SlotConfig, cores: int) -> None:

@@ -39,9 +39,10 @@ from workers.judge.forkserver.handle import ForkServer
 from workers.judge.gpu.devices import opened
 from workers.judge.host import linux
 from workers.judge.host.artifacts import Store
-from workers.judge.host.exclusive import NoRoom, room
+from workers.judge.host.exclusive import NoRoom, rooms
+from workers.judge.host.scratch import device_lock
 from workers.judge.host.status_page import StatusPage
-from workers.judge.pipeline import answers, health
+from workers.judge.pipeline import answers, health, static
 from workers.judge.pipeline.run import evaluate
 from workers.judge.slot_config import SlotConfig
 
@@ -51,6 +52,8 @@ _log: Any = structlog.get_logger(__name__)
 _TAKEN: Final = b"taken"
 #: Message of a judge to the supervisor: the evaluation is over, and the requester's end can close.
 _FREE: Final = b"free"
+#: Packets of a conversation: for any judge, or for one of a group.
+ANY, OF_GROUP = b"judge", b"group"
 #: Exit status of a judge that wants to be replaced.
 _MADE_ROOM: Final = 64
 #: Number of evaluations after which a judge is replaced.
@@ -111,6 +114,8 @@ class _JudgeSupervisor:
         self._is_taken = False
         #: True if an earlier judge died before it accepted the same conversation.
         self._was_left = False
+        #: True if the waiting conversation needs a judge of a group.
+        self._of_group = False
 
     def run(self) -> None:
         """Serve until the parent is gone."""
@@ -133,8 +138,8 @@ class _JudgeSupervisor:
         data, descriptors = receive_with_fds(self._requests, 64)
         if not data:
             return False
-        self._next = socket.socket(fileno=descriptors[0])
-        if self._now is not None:
+        self._next, self._of_group = socket.socket(fileno=descriptors[0]), data == OF_GROUP
+        if self._now is not None or (self._judge is not None and self._judge.of_group is not self._of_group):
             self._kill_judge()  # there is one requester at a time, so the earlier one is gone
         elif self._judge is None:
             self._fork()
@@ -149,7 +154,7 @@ class _JudgeSupervisor:
         self._now, self._next, self._is_taken = self._next, None, False
         self._poll.register(self._now, 0)  # detects only the end, because the judge reads the data
         with contextlib.suppress(OSError):  # the judge has died, and its pidfd reports that soon
-            send_with_fds(judge.channel, b"judge", [self._now.fileno()])
+            send_with_fds(judge.channel, ANY, [self._now.fileno()])
 
     def _forget(self) -> None:
         self._was_left = False
@@ -207,9 +212,9 @@ class _JudgeSupervisor:
             for other in (ours, self._requests, self._next):
                 if other is not None:
                     other.close()
-            _become_judge(theirs, parent, self._status_page, self._forkserver)
+            _become_judge(theirs, parent, self._status_page, self._forkserver, of_group=self._of_group)
         theirs.close()
-        self._judge = _Judge(pid, os.pidfd_open(pid), ours)
+        self._judge, self._of_group = _Judge(pid, os.pidfd_open(pid), ours, self._of_group), False
         self._forked = time.monotonic()
         self._poll.register(ours, select.POLLIN)
         self._poll.register(self._judge.pidfd, select.POLLIN)
@@ -217,37 +222,44 @@ class _JudgeSupervisor:
 
 @dataclass(slots=True)
 class _Judge:
-    """The supervisor's state of the current judge. ``channel`` is the socket between both."""
+    """The supervisor's state of the current judge. ``channel`` is the socket between both.
+
+    ``of_group`` is True if it is for a group, and opens several GPUs.
+    """
 
     pid: int
     pidfd: int
     channel: socket.socket
+    of_group: bool
     dying: bool = False
 
 
-def _become_judge(channel: socket.socket, parent: int, status_page: StatusPage, forkserver: ForkServer) -> NoReturn:
-    """Run a judge, in a process forked by the supervisor, and exit."""
+def _become_judge(
+    channel: socket.socket, parent: int, status_page: StatusPage, forkserver: ForkServer, *, of_group: bool
+) -> NoReturn:
+    """Run a judge in a process forked by the supervisor, and exit. One for a group serves one conversation."""
     status = 1
     try:
         linux.die_with(parent)()
         linux.set_name("kq-judge")
         linux.keep_freed_memory()  # until the evaluation's end: see _free_resources
-        status = _serve(channel, status_page, forkserver)
+        status = _serve(channel, status_page, forkserver, of_group=of_group)
     except BaseException:  # noqa: BLE001 -- no exception must reach the supervisor's frames
         _log.exception("the judge failed outside an evaluation")
     finally:
         linux.leave(status)
 
 
-def _serve(channel: socket.socket, status_page: StatusPage, forkserver: ForkServer) -> int:
+def _serve(channel: socket.socket, status_page: StatusPage, forkserver: ForkServer, *, of_group: bool) -> int:
     """Serve one conversation after another. Return the exit status."""
     with contextlib.ExitStack() as stack:
         if forkserver.slot.on_gpu:
-            _open_device()
+            if not of_group:  # The request names the GPUs to open.
+                _open_device()
             with contextlib.suppress(Exception):  # NVML stays open, so that later queries return at once
                 stack.enter_context(opened(forkserver.slot.device))
         initial = _Resources.now()
-        for _ in range(_MOST_USES):
+        for _ in range(1 if of_group else _MOST_USES):
             data, descriptors = receive_with_fds(channel, 64)
             if not data:
                 return 0
@@ -304,7 +316,13 @@ def _converse(conversation: BinaryIO, channel: socket.socket, status_page: Statu
         try:
             # Only this process holds the lock, so it is released when the judge exits. A driver can delay that exit
             # while the device is still in use.
-            with room(slot.lock, alone=slot.alone):
+            # A group books no memory, and holds all of its GPUs alone.
+            ranks = static.ranks(request) if slot.on_gpu else 0
+            peers = slot.peers[: max(0, ranks - 1)]
+            if peers:
+                os.environ["CUDA_VISIBLE_DEVICES"] = ",".join((slot.device, *peers))
+            locks = [slot.lock, *(device_lock(slot.lock.parents[1], peer) for peer in peers)]
+            with rooms(locks, alone=slot.alone or ranks > 0):
                 outcome = evaluate(request, slot, RemoteBackend(ask), status_page, forkserver)
         except NoRoom as error:
             outcome = Outcome(category=Category.JUDGE_ERROR, message=str(error))

@@ -26,7 +26,7 @@ from typing import Any, Final, cast
 import torch
 
 from kqueue.backends import registered
-from workers.judge.candidate import failures, gradients, interpreter, libraries, memory, profile, warm_up
+from workers.judge.candidate import failures, gradients, interpreter, libraries, memory, profile, ranks, warm_up
 from workers.judge.candidate.instance import Instance, is_plain, weights_of
 from workers.judge.channel import activities, flags
 from workers.judge.channel.arguments import check, put_together
@@ -113,6 +113,7 @@ class Harness:
         holds_sets: True if announced memory must stay valid until the judge releases it.
         device: ``cpu`` or ``cuda``.
         is_serial: True if no source names an API for several streams. The device then has one queue.
+        is_member: True if the process is one of a group. Each order to answer then makes one call.
     """
 
     holds_sets = False
@@ -123,6 +124,7 @@ class Harness:
         self._path = (directory or Path.cwd()) / f"{MODULE}.py"
         self.device = "cpu"
         self.is_serial = False
+        self.is_member = False
         self._job = Job("", "", torch.float32, seed=0)
         self._class: Any
         self.own = Instance()
@@ -191,6 +193,9 @@ class Harness:
         opening: Opening = command.payload
         self.device = opening.device
         self.is_serial = opening.queues == 1
+        if (member := opening.member) is not None:
+            ranks.prepare(member)
+            self.is_member = True
         self.watch_compiler()
         if self.on_gpu:
             if opening.launch_blocking:
@@ -199,6 +204,8 @@ class Harness:
                 queues = str(opening.queues)
                 os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": queues, "CUDA_DEVICE_MAX_COPY_CONNECTIONS": queues}
             torch.cuda.init()
+            if member is not None:
+                torch.cuda.set_device(member.rank)
             self._semaphores = Semaphores(self._flags)
             self._empty = torch.zeros(1, device="cuda")
             torch.cuda.synchronize()
@@ -206,6 +213,8 @@ class Harness:
             interpreter.install(self._flags)
             torch.set_num_threads(torch.get_num_threads())  # It changes MKL, and a reference's threads are set later.
             self.exports.announce_memory()
+        if member is not None:
+            ranks.join(member)
         return self.done(command)
 
     def take_job(self, job: Job) -> None:

@@ -393,7 +393,8 @@ class ReferenceHarness(Harness):
 
         If it changes its inputs, call it again with copies, and use copies from then on.
         """
-        given = [tensor.clone() for tensor in held.inputs] if self._mutated else held.inputs
+        copies = bool(self._mutated) or self.is_member
+        given = [tensor.clone() for tensor in held.inputs] if copies else held.inputs
         versions = [tensor._version for tensor in given]
         # Compare all values on the first call, because writes that bypass torch change no version counter.
         few = sum(tensor.nbytes for tensor in given) <= _COPIED_BYTES
@@ -405,7 +406,7 @@ class ReferenceHarness(Harness):
             for i, (tensor, version, other) in enumerate(zip(given, versions, before, strict=True))
             if tensor._version != version or (other is not tensor and not same_bits(tensor, other))
         }
-        needs_copies = changed and not self._mutated
+        needs_copies = changed and not copies
         self._mutated |= changed
         if watch is not None:
             self._effects = sorted(changed)

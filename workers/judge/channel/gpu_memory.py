@@ -121,6 +121,13 @@ def driver(name: str, *arguments: Any) -> None:
         raise CudaCallError(name, code)
 
 
+def _current() -> int:
+    """Return the number of this thread's GPU, which is 0 except in groups."""
+    number = ctypes.c_int()
+    call("cudaGetDevice", ctypes.byref(number))
+    return number.value
+
+
 class Mapping:
     """A range of this process's GPU addresses, backed by one or more allocations. ``pointer`` is the first address."""
 
@@ -151,7 +158,7 @@ class Mapping:
                     ctypes.c_uint64(0),
                 )
                 self._sizes.append(size)
-            access = _Access(_Location(_ON_DEVICE, 0), _READ_WRITE if writable else _READ)
+            access = _Access(_Location(_ON_DEVICE, _current()), _READ_WRITE if writable else _READ)
             driver("cuMemSetAccess", reserved, ctypes.c_size_t(total), ctypes.byref(access), ctypes.c_size_t(1))
         except CudaCallError:
             self.close()
@@ -175,7 +182,7 @@ class Mapping:
 def allocate(nbytes: int) -> tuple[Mapping, int]:
     """Create an allocation. Return its mapping and a descriptor with which another process can open it."""
     size = _rounded(nbytes)
-    properties = _Properties(_PINNED, _DESCRIPTOR, _Location(_ON_DEVICE, 0))
+    properties = _Properties(_PINNED, _DESCRIPTOR, _Location(_ON_DEVICE, _current()))
     handle = ctypes.c_uint64()
     driver("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(properties), ctypes.c_uint64(0))
     try:

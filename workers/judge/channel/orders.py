@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -112,16 +112,34 @@ class Call(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A process's place in a group: its rank among ``world`` processes, and the UUIDs of the group's GPUs by rank.
+
+    ``group`` is the name that its processes share.
+    """
+
+    rank: int
+    world: int
+    group: str
+    devices: tuple[str, ...]
+
+
+#: Number of hardware queues of a member, because a library for groups uses several streams.
+QUEUES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
 class Opening:
     """The settings with which a sealed process opens its device ``cpu`` or ``cuda``, before it receives any source.
 
     ``queues`` is the number of hardware queues, or 0 for the driver's default. ``launch_blocking`` makes each launch
-    wait for its kernel's end.
+    wait for its kernel's end. ``member`` is the process's place in a group, which it joins before the reply.
     """
 
     device: str
     queues: int = 0
     launch_blocking: bool = False
+    member: Member | None = None
 
 
 @dataclass(frozen=True, slots=True)

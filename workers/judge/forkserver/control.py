@@ -200,7 +200,8 @@ def unpack(data: bytes, kind: type[_Any] | tuple[type[_Any], ...]) -> _Any:
     name, fields = json.loads(data)
     if name == Spawn.__name__:
         profile = fields["profile"]
-        fields["profile"] = Profile(**profile | {"role": Role(profile["role"])})
+        changed = {"role": Role(profile["role"]), "devices": tuple(profile["devices"])}
+        fields["profile"] = Profile(**profile | changed)
     elif name == Report.__name__:
         fields["reason"] = End(fields["reason"])
     message: Any = _KINDS[name](**fields)

@@ -82,6 +82,11 @@ class KeptProcesses:
         for kept in [each for each in self._kept if self._is_over(each, now, orphans)]:
             self._end(kept)
 
+    def end_all(self) -> None:
+        """End all processes, because a group needs their uids and memory."""
+        for kept in list(self._kept):
+            self._end(kept)
+
     def _is_over(self, kept: _Kept, now: float, orphans: list[int]) -> bool:
         if now > kept.since + kept.request.seconds or kept.last_wanted() != kept.wanted:
             return True

@@ -92,6 +92,8 @@ class EventLoop:
         match unpacked:
             case Spawn() as request:
                 channel, control_end, page = fds
+                if request.profile.group:
+                    self._kept.end_all()
                 self._spawner.spawn(request, channel, socket.socket(fileno=control_end), page)
             case Keep() as request:
                 self._kept.keep(request, fds)

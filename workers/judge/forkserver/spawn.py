@@ -5,11 +5,13 @@ from __future__ import annotations
 import faulthandler
 import mmap
 import os
+import platform
 import select
 import signal
 import socket
 import traceback
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final, NamedTuple, NoReturn
 
 import structlog
@@ -23,7 +25,7 @@ from workers.judge.forkserver.files import Files
 from workers.judge.forkserver.launchers import Launchers
 from workers.judge.forkserver.watch import REAP, Sealed, Watch, send_report
 from workers.judge.host import linux, uids
-from workers.judge.sandbox import seal
+from workers.judge.sandbox import namespaces, reach, seal, seccomp
 from workers.judge.sandbox.cgroups import Group
 from workers.judge.sandbox.seal import Profile, Role
 from workers.judge.sandbox.self_check import SelfCheck
@@ -60,6 +62,9 @@ class Spawner:
         self._watch = watch
         self._self_check = self_check
         self._launchers = launchers
+        #: Descriptors of networks by the name of their group.
+        self._networks: dict[str, int] = {}
+        self._reach = cache(reach.for_group)
 
     def spawn(self, request: Spawn, channel: int, control_end: socket.socket, page: int) -> None:
         """Fork a process, and wait until it is sealed. ``channel`` is the process's end of the channel."""
@@ -71,7 +76,7 @@ class Spawner:
         group: Group | None = None
         try:
             profile = self._with_uid(request.profile)
-            means = self._means(profile.role)
+            means = self._means(profile)
             self._end_earlier(profile.uid)
             files = Files(profile, means.covers)
             group = self._self_check.groups.group(profile.host_memory_bytes, profile.processes)
@@ -109,17 +114,34 @@ class Spawner:
         for earlier in [each for each in self._watch.running.values() if uid is not None and each.uid == uid]:
             self._watch.end(earlier, End.STOPPED)
 
-    def _means(self, role: Role) -> seal.Means:
-        """Return the means for the seal of a role. Raise OSError if this host lacks them."""
-        if role not in _BELOW_A_TOOL:
+    def _means(self, profile: Profile) -> seal.Means:
+        """Return the means for the seal of a process. Raise OSError if this host lacks them."""
+        if profile.role not in _BELOW_A_TOOL and not profile.group:
             return self._self_check.means
         if isinstance(self._self_check.examining, str):
             raise OSError(self._self_check.examining)
-        return self._self_check.examining
+        if not profile.group:
+            return self._self_check.examining
+        # Its sockets reach only its group: the network is the group's own, and no path of another's socket is visible.
+        return replace(
+            self._self_check.examining,
+            filter=seccomp.program(platform.machine(), connects=True, grouped=True),
+            reach=self._reach(self._self_check.means.reach, profile.devices),
+            network=self._network(profile.group),
+        )
+
+    def _network(self, group: str) -> int:
+        """Return a descriptor of the network of a group, and forget the networks of groups that have ended."""
+        used = {group, *(process.profile.group for process in self._watch.running.values())}
+        for name in [name for name in self._networks if name not in used]:
+            os.close(self._networks.pop(name))
+        if group not in self._networks:
+            self._networks[group] = namespaces.loopback()
+        return self._networks[group]
 
     def _with_uid(self, profile: Profile) -> Profile:
-        """Replace the slot's uid by a free one for a reference. Raise OSError if all are in use."""
-        if profile.uid is None or profile.role is not Role.REFERENCE:
+        """Replace the slot's uid by a free one for a reference or a group. Raise OSError if all are in use."""
+        if profile.uid is None or not (profile.group or profile.role is Role.REFERENCE):
             return profile
         used = {process.uid for process in self._watch.running.values()}
         free = (uid for offset in uids.REFERENCE_OFFSETS if (uid := profile.uid + offset) not in used)

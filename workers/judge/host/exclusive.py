@@ -1,17 +1,17 @@
-"""Exclusive evaluations: a kernel that is suspected of killing workers runs while nothing else uses its device.
+"""Exclusive evaluations: a kernel runs while nothing else uses its devices.
 
-Each device has one room, made of two file locks next to the device's lock (``Slot.lock``). Ordinary evaluations share
-the room from beginning to end, and a suspected kernel holds it exclusively. The turnstile is closed while such a kernel
-waits or runs, so that a stream of ordinary evaluations cannot starve it. Linux releases both locks when their holder
-dies.
+It is suspected of killing workers, or spans several GPUs. Each device has one room, made of two file locks next to the
+device's lock (``Slot.lock``). Ordinary evaluations share the room from beginning to end, and such a kernel holds it
+exclusively. The turnstile is closed while such a kernel waits or runs, so that a stream of ordinary evaluations cannot
+starve it. Linux releases both locks when their holder dies.
 """
 
 from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,15 @@ _LOOK_S: Final = 0.02
 
 class NoRoom(Exception):
     """The device did not become free in time."""
+
+
+@contextmanager
+def rooms(locks: Sequence[Path], *, alone: bool) -> Generator[None]:
+    """Hold the rooms of several devices, in one order, so that no two holders wait for each other. See :func:`room`."""
+    with ExitStack() as held:
+        for lock in sorted(locks):
+            held.enter_context(room(lock, alone=alone))
+        yield
 
 
 @contextmanager
@@ -50,9 +59,9 @@ def _take(descriptor: int, exclusive: bool, deadline: float) -> None:
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 raise NoRoom(
-                    "other evaluations did not release the device for a suspected kernel in time"
+                    "other evaluations did not release the device for an exclusive one in time"
                     if exclusive
-                    else "an exclusive evaluation of a suspected kernel did not release the device in time"
+                    else "an exclusive evaluation did not release the device in time"
                 ) from None
             time.sleep(_LOOK_S)
         else:

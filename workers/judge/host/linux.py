@@ -129,6 +129,11 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
+def setns(descriptor: int) -> None:
+    """Move to the namespace of an open file of ``/proc``."""
+    _check(_libc.setns(ctypes.c_int(descriptor), 0), "setns")
+
+
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
     """Call ``mount(2)``."""
 

@@ -234,10 +234,10 @@ class CaseCache:
         case.seed = seed
         return case
 
-    def present(self, case: Case) -> None:
-        """Draw a case's inputs unless the process holds them."""
+    def present(self, case: Case, *, beside: bool = False) -> None:
+        """Draw a case's inputs unless the process holds them. See :meth:`draw`."""
         if case.slot is None:
-            self.draw([case])
+            self.draw([case], beside=beside)
 
     def draw_anew(self, case: Case) -> Case:
         """Draw a case again from the same seeds, in the form that inputs have from now on."""

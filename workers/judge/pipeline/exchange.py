@@ -337,7 +337,8 @@ def await_opening(process: SealedProcess, opening: int) -> None:
     try:
         process.receive(opening)
     except EvaluationEnded as ended:
-        raise ForkServerError(f"a sealed process could not open the device: {ended}") from None
+        log = process.ended.log if process.ended is not None else ""
+        raise ForkServerError(f"a sealed process could not open the device: {ended}\n{log}".rstrip()) from None
     process.stop_clock()
 
 

@@ -189,6 +189,8 @@ class Device:
         self._sharing = Sharing(slot.device if self._is_timed else None, slot.gpu_shared)
         self._memory: Memory | None = None
         self._passed = False
+        #: Number of GPUs that the evaluation uses.
+        self.count = 1
 
     def begin(self) -> None:
         """Record the GPU's memory use before the evaluation, to detect leaks."""
@@ -200,7 +202,9 @@ class Device:
         if self._slot.on_gpu:
             self._steps.enter(Phase.SELF_TEST, time.monotonic() + SELF_TEST_S)
             with self._steps.timed("self_test"):
-                self._evidence.self_test = test()
+                for number in reversed(range(self.count)):
+                    with torch.cuda.device(number), self._doubting(number):
+                        self._evidence.self_test = test()
             self._steps.enter(Phase.PREPARE)
         self._passed |= final
 
@@ -223,6 +227,16 @@ class Device:
     def doubt(self, reason: str) -> None:
         """Report that the GPU is suspect."""
         self._backend.doubt(self._slot.device, reason)
+
+    @contextlib.contextmanager
+    def _doubting(self, number: int) -> Generator[None]:
+        """Report another GPU of the evaluation as suspect if it fails its test."""
+        try:
+            yield
+        except EvaluationEnded as ended:
+            if number:
+                self._backend.doubt(self._slot.peers[number - 1], ended.outcome.message)
+            raise
 
     def before_timing(self) -> None:
         """Wait for foreign processes as :meth:`.Sharing.before_timing` does, and record them."""

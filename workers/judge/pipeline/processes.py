@@ -16,7 +16,7 @@ from kqueue.contract import Outcome, Phase, Request
 from kqueue.evidence import Build as Compilation
 from kqueue.evidence import ReferenceProcess
 from kqueue.passes import Pass
-from workers.judge.channel.orders import Job, Opening, Order
+from workers.judge.channel.orders import QUEUES, Job, Member, Opening, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.control import Report
 from workers.judge.forkserver.handle import ForkServer, ForkServerError
@@ -50,12 +50,24 @@ class Processes:
         reference: the evaluation's reference, or None before :meth:`begin_reference`.
         candidate: the evaluation's candidate, or None before :meth:`begin_candidate`.
         builder: builder of the libraries that the candidate imports, or their reuse, or None if there are none.
+        ranks: the processes of each rank, if the evaluation is a group's, which has no other processes.
     """
 
     def __init__(
-        self, request: Request, slot: SlotConfig, forkserver: ForkServer, cpu: CpuTime, pass_: Pass | None = None
+        self,
+        request: Request,
+        slot: SlotConfig,
+        forkserver: ForkServer,
+        cpu: CpuTime,
+        pass_: Pass | None = None,
+        member: Member | None = None,
     ) -> None:
-        """Prepare without forking a process. ``cpu`` counts the CPU time of all processes."""
+        """Prepare without forking a process. ``cpu`` counts the CPU time of all processes.
+
+        ``member`` is the place of the reference, and of the candidate, in a group.
+        """
+        self.ranks: list[Processes] = []
+        self._member = member
         self.reference: Reference | None = None
         self.candidate: Candidate | None = None
         self.builder: Build | Reuse | None = None
@@ -264,6 +276,8 @@ class Processes:
             ForkServerError: the end of a process is unknown, and the outcome is a right answer.
         """
         error = ""
+        for rank in self.ranks:
+            error = rank.end(outcome, reports) or error
         for process in self._others:
             error = self._end(process, outcome, reports) or error
         if self.builder is not None:
@@ -292,7 +306,7 @@ class Processes:
         profile = self._profile(Role.REFERENCE)
         reference = self._hold(SealedProcess(self._forkserver, profile, self._deadlines.compile_s))
         self._uses = 1
-        reference.proxy.begin()
+        reference.proxy.begin(self._member)
         return reference
 
     def _keep(self, outcome: Outcome) -> bool:
@@ -329,6 +343,9 @@ class Processes:
             output_bytes=limits.output_bytes,
             scratch_bytes=limits.scratch_bytes,
             built=built,
+            # A reference and a kernel never share a network. A builder has none.
+            group="" if self._member is None or role is Role.BUILDER else f"{self._member.group}-{role}",
+            devices=() if self._member is None else self._member.devices,
         )
 
     def _new_scratch(self) -> str:
@@ -336,8 +353,8 @@ class Processes:
 
     def _opening(self, source: str) -> Opening:
         # At least as many queues as the reference has, so that a library's parallel work also runs in parallel here.
-        queues = static.queues(source, self._request.problem)
-        return Opening(self._device, queues, self._settings.debug.launch_blocking)
+        queues = static.queues(source, self._request.problem) if self._member is None else QUEUES
+        return Opening(self._device, queues, self._settings.debug.launch_blocking, self._member)
 
     def _job(self, source: str, entry: str, *, compiled: bool = False, built: str = "") -> Job:
         return Job(

@@ -32,7 +32,7 @@ from workers.judge.pipeline.case_cache import CaseCache
 from workers.judge.pipeline.cases import DTYPES, GIVEN, Case, Form, values_at
 from workers.judge.pipeline.exchange import Exchange
 from workers.judge.pipeline.oracle import Oracle
-from workers.judge.pipeline.proxy import Question, ReferenceProxy, bytes_of
+from workers.judge.pipeline.proxy import Question, ReferenceProxy, Taken, bytes_of
 
 #: Number of forwards that the remaining time must allow before an optional forward is made.
 _UNHURRIED: Final = 16
@@ -54,7 +54,8 @@ _MOVED: Final = (16.0, 2.0)
 _CLOSE_TOGETHER: Final = (1 / 16, 1 / 8)
 #: Change of a variant's inputs in rounding errors after which the problem's check must still accept the answer to them.
 _CHECKED: Final = 4.0
-_UNSTEADY_INPUTS: Final = "get_inputs() must return the same values when it is called under the same seeds"
+_NAN: Final = "the reference's output holds NaN, so nothing can agree with it"
+UNSTEADY_INPUTS: Final = "get_inputs() must return the same values when it is called under the same seeds"
 #: Number of repeated answers of a quick reference before a kernel is called wrong.
 _REPEATS: Final = 8
 #: Maximum number of variants from a CPU time in seconds on, of a draw and a forward together.
@@ -180,13 +181,7 @@ class Reference:
         if self._bounds.quick_s < taken.call_s < _COLD_S:
             first.outputs = self._outputs(self._call(first, afresh=True))
             taken = self.proxy.taken()
-        self.draw_s, self.call_s = taken.draw_s, taken.call_s
-        self.form.resets, self.form.initial, self.form.unwatched = taken.resets, taken.initial, taken.unwatched
-        self.form.buffers = taken.resets[: len(taken.initial)]
-        if self.form.returned + len(self.form.mutated) != self.form.effects:
-            raise invalid_problem("the reference reported other buffers than it answered with")
-        if self.settings.policies.buffers is Policy.ALLOW:
-            self.form.unkept.update(range(self.form.effects, len(self.form.output_specs)))
+        self._learn_state(taken)
         self.oracle.call_s = _WIDE * self.call_s
         self.cache.plan(first)
         if self._is_quick:
@@ -195,6 +190,30 @@ class Reference:
                 self._repeat(first, 1)
         self._choose_kinds()
         return taken.peak
+
+    def answer_in_step(self, case: Case) -> None:
+        """Draw and answer a given case by exactly one call, which all ranks of a group make at the same time."""
+        is_first = self.case is None
+        self.cache.present(case, beside=True)
+        [answer] = self._ask_together([case], exactly=False)
+        case.outputs = self._outputs(answer.reply)
+        look = answers.Look(case.outputs, None, None, varied=False, precision=self.settings.precision)
+        answers.look_at([look])
+        if look.has_nan:
+            raise invalid_problem(_NAN)
+        if is_first:
+            self._learn_state(self.proxy.taken())
+            self.cache.plan(case)
+
+    def _learn_state(self, taken: Taken) -> None:
+        """Record the buffers and parameters that forward changes, and the times of the calls so far."""
+        self.draw_s, self.call_s = taken.draw_s, taken.call_s
+        self.form.resets, self.form.initial, self.form.unwatched = taken.resets, taken.initial, taken.unwatched
+        self.form.buffers = taken.resets[: len(taken.initial)]
+        if self.form.returned + len(self.form.mutated) != self.form.effects:
+            raise invalid_problem("the reference reported other buffers than it answered with")
+        if self.settings.policies.buffers is Policy.ALLOW:
+            self.form.unkept.update(range(self.form.effects, len(self.form.output_specs)))
 
     def more_cases(self, first: Case) -> list[Case]:
         """Return further given cases, as many as the settings request, each from a secret seed, and variants.
@@ -415,7 +434,7 @@ class Reference:
             case = answer.case
             case.outputs = self._outputs(answer.reply)
             case.exact = self.oracle.tensors(answer.exact)
-            case.again = functools.cache(functools.partial(self._again, case))
+            case.again = functools.cache(functools.partial(self.again, case))
             case.moved = functools.partial(self._moved, case)
             moved = None if answer.moved is None else self._outputs(answer.moved)
             answer.look = answers.Look(
@@ -444,7 +463,7 @@ class Reference:
             case.exact = None
         if case.kind == GIVEN:
             if look.has_nan:
-                raise invalid_problem("the reference's output holds NaN, so nothing can agree with it")
+                raise invalid_problem(_NAN)
             if case.check is not None and (words := case.check(case, case.outputs)):
                 raise invalid_problem(f"check() refuses the reference's own outputs: {words}")
             if case.exact is not None:
@@ -452,7 +471,7 @@ class Reference:
             self._note(case)
             return True
         if case.check is not None:
-            others = self._again(case, _CHECKED) if look.is_tame and not case.check(case, case.outputs) else None
+            others = self.again(case, _CHECKED) if look.is_tame and not case.check(case, case.outputs) else None
             return others is not None and not case.check(case, others)
         if case.kind in KINDS:
             return case.exact is not None and look.is_precise and look.is_steady
@@ -510,7 +529,7 @@ class Reference:
             self.oracle.reset_time()
         # A variant that cannot be drawn again is no one's fault.
         if case.inputs and [checksum(tensor) for tensor in case.inputs] != before:
-            raise invalid_problem(_UNSTEADY_INPUTS)
+            raise invalid_problem(UNSTEADY_INPUTS)
 
     def _repeat(self, case: Case, times: int) -> None:
         """Answer a case again, every other time with more threads. Raise ``invalid_problem`` if an answer differs."""
@@ -523,7 +542,7 @@ class Reference:
                 if self.device == "cpu":
                     # One thread has no races: it repeats its answer, and its noise consists of rounding errors.
                     alone, twice = (self._outputs(self._call(case, threads=1)) for _ in range(2))
-                    nudged = functools.partial(self._again, case, 4.0, threads=1)
+                    nudged = functools.partial(self.again, case, 4.0, threads=1)
                     for outputs, noise in ((twice, None), (case.outputs, nudged), (again, nudged)):
                         own = replace(case, outputs=alone, exact=None, again=noise)
                         compare.check_values(outputs, own, self.settings)
@@ -546,11 +565,11 @@ class Reference:
     def _moved(self, case: Case) -> Iterator[list[torch.Tensor]]:
         """Yield outputs to inputs changed by several rounding errors, which can pass a step of a gradient."""
         for _ in range(_MOVES):
-            if (answer := self._again(case, _MOVED[self.settings.tf32 or not self._is_fp32])) is None:
+            if (answer := self.again(case, _MOVED[self.settings.tf32 or not self._is_fp32])) is None:
                 return
             yield answer
 
-    def _again(self, case: Case, times: float = 1.0, threads: int | None = None) -> list[torch.Tensor] | None:
+    def again(self, case: Case, times: float = 1.0, threads: int | None = None) -> list[torch.Tensor] | None:
         """Return the outputs to a held case's inputs changed by about a rounding error, or None if that fails."""
         if not case.outputs or self.is_hurried:
             return None
@@ -566,7 +585,7 @@ class Reference:
 
     def _call(self, case: Case, nudge: float = 0.0, **how: Any) -> Reply:
         if case.slot is None and not self.cache.draw([case]):
-            raise invalid_problem(_UNSTEADY_INPUTS)
+            raise invalid_problem(UNSTEADY_INPUTS)
         begun = time.perf_counter()
         [reply] = self.proxy.ask([Question.of(case, nudge, is_relative=nudge > 0, **how)])
         if isinstance(reply, EvaluationEnded):

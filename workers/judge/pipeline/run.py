@@ -25,7 +25,7 @@ from workers.judge.channel.protocol import Tag
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServer
 from workers.judge.host.status_page import StatusPage
-from workers.judge.pipeline import passes, static
+from workers.judge.pipeline import group, passes, static
 from workers.judge.pipeline.blame import ABOUT_VALUES, OutOfAllowance
 from workers.judge.pipeline.context import Context, Grant
 from workers.judge.pipeline.cpu import CpuTime
@@ -152,6 +152,8 @@ def _run_stages(context: Context) -> Outcome:
     with context.watch:
         if context.request.backend == PYTEST:
             return run_tests(context)
+        if world := static.world(context.request.problem):
+            return group.judge(context, world)
         referenced = refer(context, prepared)
         built = build(context)
         loaded = load(context, referenced, built)

@@ -62,7 +62,7 @@ OWN: Final = _ALL & ~(Access.MAKE_CHAR | Access.MAKE_BLOCK | Access.MAKE_SOCK | 
 DEVICE: Final = Access.READ_FILE | Access.WRITE_FILE | Access.TRUNCATE
 
 _BIND_AND_CONNECT_TCP: Final = 1 | 2
-_ABSTRACT_SOCKETS_AND_SIGNALS: Final = 1 | 2
+_ABSTRACT_SOCKETS, _SIGNALS = 1, 2
 
 
 def abi() -> int:
@@ -76,8 +76,11 @@ def abi() -> int:
 class Ruleset:
     """The accesses that stay allowed. :meth:`enforce` gives up every other access that Landlock controls."""
 
-    def __init__(self, version: int) -> None:
-        """Create a ruleset that allows no access. Raise OSError if Linux rejects it. A lower version gives up less."""
+    def __init__(self, version: int, *, connects: bool = False) -> None:
+        """Create a ruleset that allows no access. Raise OSError if Linux rejects it. A lower version gives up less.
+
+        ``connects`` allows connections, for processes that can reach only each other.
+        """
         self._handled = _ALL
         if version < ABI_DEVICES:
             self._handled &= ~Access.IOCTL_DEV
@@ -87,9 +90,9 @@ class Ruleset:
             self._handled &= ~Access.REFER
         words = [int(self._handled)]
         if version >= ABI_TCP:
-            words.append(_BIND_AND_CONNECT_TCP)
+            words.append(0 if connects else _BIND_AND_CONNECT_TCP)
         if version >= ABI_SCOPES:
-            words.append(_ABSTRACT_SOCKETS_AND_SIGNALS)
+            words.append(_SIGNALS if connects else _ABSTRACT_SOCKETS | _SIGNALS)
         attributes = struct.pack(f"{len(words)}Q", *words)
         self._flags = _LOG_SAME_EXEC_OFF if version >= _ABI_LOG else 0
         self._descriptor = linux.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +39,8 @@ _CPU_FILES: Final = (
     *("/sys/devices/system/cpu", "/sys/devices/system/node/online", "/sys/devices/system/node/possible"),
     *("/sys/kernel/mm/transparent_hugepage/enabled", "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size"),
 )
+#: Directory with the host's devices, which Gloo lists.
+_BUSES: Final = "/sys/bus/pci/devices"
 _NODES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 #: Device nodes that all GPUs share.
 _GPU_NODES: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
@@ -82,6 +84,15 @@ def find(visible: str | None) -> tuple[Reach, bool | str]:
     host_files = _GPU_FILES if gpus else _CPU_FILES
     readable = tuple(dict.fromkeys([*_SYSTEM, *map(str, _named()), *_FILES, *host_files]))
     return Reach(readable, _NODES, (*_GPU_NODES, *gpus) if gpus else ()), only
+
+
+def for_group(reach: Reach, devices: Sequence[str]) -> Reach:
+    """Return the reach of a process of a group that uses these GPUs together, or none."""
+    nodes = dict.fromkeys(node for device in devices for node in _gpu_nodes(device)[0])
+    found = {str(path.resolve()) for path in Path(_BUSES).glob("*")}
+    return replace(
+        reach, readable=(*reach.readable, _BUSES, *found), gpu_nodes=(*_GPU_NODES, *nodes) if nodes else reach.gpu_nodes
+    )
 
 
 def is_readable(path: Path) -> bool:

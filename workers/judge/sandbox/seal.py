@@ -57,6 +57,8 @@ class Profile:
         scratch_bytes: maximum size of its files, enforced by its file system or by the fork server.
         built: directory of compiled libraries, or None. A candidate reads them there. A builder cannot reach it, and
             its libraries are copied there when it has ended (:mod:`workers.judge.sandbox.shelf`).
+        group: name of the group whose network it shares, or empty for none.
+        devices: UUIDs of the group's GPUs.
     """
 
     role: Role
@@ -68,6 +70,8 @@ class Profile:
     output_bytes: int
     scratch_bytes: int
     built: str | None = None
+    group: str = ""
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +83,14 @@ class Means:
         filter: seccomp filter, or empty for no filter.
         reach: files that stay accessible.
         covers: shared directories that the private file system covers, or None if the host allows no mounts.
+        network: descriptor of the network of the process's group, or None for no network.
     """
 
     landlock: int
     filter: bytes
     reach: Reach
     covers: Covers | None
+    network: int | None = None
 
 
 def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep: set[int], mount: int | None) -> None:
@@ -97,6 +103,8 @@ def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep
     allow one.
     """
     os.setsid()
+    if means.network is not None:
+        linux.setns(means.network)
     _close_all_but(keep | {0, 1, 2} | ({mount} if mount is not None else set()))
     Path("/proc/self/oom_score_adj").write_text("1000")
     if group is not None:
@@ -149,7 +157,7 @@ def become(uid: int) -> None:
 
 def restrict_files(means: Means, scratch: str, more: tuple[str, ...] = ()) -> None:
     """Apply Landlock to the calling process. ``scratch`` stays writable, and the paths ``more`` stay readable."""
-    rules = landlock.Ruleset(means.landlock)
+    rules = landlock.Ruleset(means.landlock, connects=means.network is not None)
     covered = means.covers.directories if means.covers is not None else ()
     means.reach.allow(rules, (scratch, *covered), more)
     rules.enforce()

@@ -110,6 +110,8 @@ _DENIED: Final[dict[str, tuple[int | None, int | None]]] = {
 }
 #: Denied calls through which two processes of a tool connect.
 _CONNECTING: Final = frozenset({"connect", "accept", "accept4"})
+#: Families of sockets in a private network: local ones, IP, and questions to Linux about the network.
+_IN_PRIVATE: Final = tuple(map(int, (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)))
 #: Calls that fail as unknown (ENOSYS). A filter cannot read the flags of clone3. The C library then uses clone, whose
 #: flags are readable.
 _UNKNOWN: Final = {"clone3": (435, 435)}
@@ -189,10 +191,11 @@ def _refuse_unless(*values: int) -> bytes:
     return b"".join(steps) + _REFUSE
 
 
-def program(machine: str, *, connects: bool = False) -> bytes:
+def program(machine: str, *, connects: bool = False, grouped: bool = False) -> bytes:
     """Return the filter for a processor of ``uname -m``, or raise KeyError for an unknown one.
 
-    ``connects`` allows connections of local sockets, for processes that can reach only their own.
+    ``connects`` allows connections of local sockets, for processes that can reach only their own. ``grouped`` also
+    allows sockets of the network, for processes with a private one.
     """
     arch = _ARCHITECTURES[machine]
     myself = _refuse_unless(0)  # 0 is the caller, and any other pid can be another process
@@ -227,6 +230,9 @@ def program(machine: str, *, connects: bool = False) -> bytes:
         + _argument(1)
         + _refuse_unless(int(signal.SIGKILL)),
     }
+    if grouped:
+        conditions[arch.socket] = _argument(0) + _refuse_unless(*_IN_PRIVATE)
+        del conditions[arch.sendto]
     steps = _step(_LOAD, 4) + _refuse_unless(arch.audit) + _step(_LOAD, 0)
     if machine == "x86_64":
         steps += _refuse_if(_AT_LEAST, _X32)

@@ -29,7 +29,7 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Ou
         candidate.unbind()  # The reference needs the memory of large inputs.
     context.processes.begin_next()
     if times is None:
-        _stop(context, candidate)
+        stop(context, candidate)
     else:
         _verify(context, candidate, times)
     _report_buffers(context, referenced.reference.form)
@@ -59,7 +59,7 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Ou
     return outcome
 
 
-def _stop(context: Context, candidate: Candidate) -> None:
+def stop(context: Context, candidate: Candidate) -> None:
     """End a candidate that has finished its calls, and reject leftovers."""
     context.steps.enter(Phase.CLEANUP)
     # A candidate that died while it was profiled has finished all calls that count.
@@ -86,7 +86,7 @@ def _verify(context: Context, candidate: Candidate, times: Times) -> None:
         for compared in times.kept.verify():
             context.compared.add(*compared)
         context.evidence.verified_calls = verified
-    _stop(context, candidate)
+    stop(context, candidate)
     context.device.test(final=True)
     if times.stopwatch.has_other_layouts:
         with steps.alone("layouts"), steps.backstop(Phase.TIME):

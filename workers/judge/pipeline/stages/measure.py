@@ -202,7 +202,7 @@ class _Checks:
             with self._confirming(case):
                 self._compared.add(*self._call(case, outputs))
         except EvaluationEnded as ended:
-            raise _unless_repeated(ended, "right at first, wrong when the same input was run again") from None
+            raise unless_repeated(ended, "right at first, wrong when the same input was run again") from None
 
     def run_again(self) -> None:
         """Make one checked call on a new input after the timing."""
@@ -212,7 +212,7 @@ class _Checks:
             with self._confirming(case):
                 self._call(case)
         except EvaluationEnded as ended:
-            raise _unless_repeated(ended, "right before it was timed, wrong after") from None
+            raise unless_repeated(ended, "right before it was timed, wrong after") from None
 
     def find_hidden_weights(self) -> list[str]:
         """Return the weights that the reference's gates hide, unless the kernel follows the reference with open gates.
@@ -371,7 +371,7 @@ class _Checks:
                 if again.outcome.category not in ABOUT_VALUES:
                     break
             else:
-                raise _unless_repeated(first, "wrong at first, right when the same input was run again")
+                raise unless_repeated(first, "wrong at first, right when the same input was run again")
         raise first
 
     @contextlib.contextmanager
@@ -416,7 +416,7 @@ class _LikeTimed:
         return [call.into for call in calls]
 
 
-def _unless_repeated(ended: EvaluationEnded, how: str) -> EvaluationEnded:
+def unless_repeated(ended: EvaluationEnded, how: str) -> EvaluationEnded:
     """Return ``nondeterministic`` for a wrong answer on an input that was also answered right, or else ``ended``."""
     outcome = ended.outcome
     if outcome.category not in ABOUT_VALUES:

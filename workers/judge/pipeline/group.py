@@ -1,0 +1,512 @@
+"""Kernels that span several GPUs: a problem with ``WORLD = n`` runs in n sealed processes, one for each GPU.
+
+The reference's processes form a group, and so do the candidate's. Each group has a private network, which neither the
+other group nor the judge can reach. Every call is made in all processes of a group at the same time, each in a thread
+of the judge, because a rank can wait for its peers. The inputs of each rank have another seed.
+
+If a rank fails, the judge ends all and names the first that no other rank explains: a rank whose peer is gone fails
+too, or waits.
+
+A call is timed by the judge's clock, from before the inputs of any rank are written until the outputs of all have been
+copied. An overhead call takes the same without a forward, so the difference is the time from the last GO to the last
+DONE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import re
+import secrets
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from typing import Final, Self, TypeVar
+from uuid import uuid4
+
+import torch
+
+from kqueue.categories import Category
+from kqueue.contract import Outcome, Phase
+from kqueue.evidence import InputTensor, Measurement
+from workers.judge.channel import flags
+from workers.judge.channel.bits import checksum
+from workers.judge.channel.orders import Member, Order
+from workers.judge.ending import EvaluationEnded
+from workers.judge.forkserver.control import End
+from workers.judge.forkserver.process import SealedProcess
+from workers.judge.pipeline import compare, estimator, plan
+from workers.judge.pipeline.blame import ABOUT_VALUES, invalid_problem
+from workers.judge.pipeline.cases import Case
+from workers.judge.pipeline.context import Context
+from workers.judge.pipeline.estimator import Kind, Sample, Series, Stopping
+from workers.judge.pipeline.exchange import Candidate, Exchange, copy_out
+from workers.judge.pipeline.processes import Processes
+from workers.judge.pipeline.reference import UNSTEADY_INPUTS, Reference
+from workers.judge.pipeline.stages.conclude import stop
+from workers.judge.pipeline.stages.measure import unless_repeated
+
+_T = TypeVar("_T")
+#: The inputs and outputs of one call, by rank.
+_Cases = list[Case]
+
+#: Seconds after a rank's failure for other ranks to fail. Then they are ended.
+_GRACE_S: Final = 0.5
+#: Text of an exception that says only that a peer is gone.
+_OF_A_PEER: Final = re.compile(r"gloo/|NCCL|(?:closed|reset) by peer")
+#: The innermost frame of a stack that waits for peers.
+_WAITS: Final = re.compile(r'\A[^"]*File "[^"]*/torch/(?:distributed/|cuda/__init__\.py)')
+#: Maximum number of timed calls whose outputs are verified, and the share of the calls that are kept for that.
+_MOST_KEPT: Final = 4
+_KEPT: Final = 0.3
+#: Share of the time phase's deadline after which no further call begins.
+_BUDGET: Final = 0.6
+
+
+def judge(context: Context, world: int) -> Outcome:
+    """Judge a kernel of ``world`` ranks, and return a pass without evidence.
+
+    Raises:
+        EvaluationEnded: a rank failed, which the message and the facts name.
+    """
+    with _Group(context, world) as group:
+        group.refer()
+        group.load()
+        checks = group.check()
+        runtime, baseline = group.time() if context.settings.timing.enabled else (None, None)
+        group.stop()
+    message = f"right on {checks} input sets, in {world} ranks"
+    return Outcome(category=Category.PASSED, message=message, runtime=runtime, baseline=baseline)
+
+
+class _Group:
+    """The processes of all ranks. Use it as a context manager, which ends its threads."""
+
+    def __init__(self, context: Context, world: int) -> None:
+        """Prepare without forking a process.
+
+        Raises:
+            EvaluationEnded: ``judge_error`` if the host has fewer GPUs.
+        """
+        slot, settings = context.slot, context.settings
+        devices = (slot.device, *slot.peers)[:world] if slot.on_gpu else ()
+        if slot.on_gpu and len(devices) < world:
+            message = f"the problem runs on {world} GPUs (WORLD = {world}), and this worker can use {len(devices)}"
+            raise EvaluationEnded(Category.JUDGE_ERROR, message, Phase.PREPARE)
+        # The weights of all ranks agree, unless the model draws them by its rank.
+        seed = secrets.randbits(63) if settings.seed is None else settings.seed
+        settings = settings.model_copy(update={"seed": seed})
+        request = context.request.model_copy(update={"settings": settings})
+        own, name = replace(slot, keeps_processes=False), uuid4().hex
+        self._ranks = [
+            Processes(request, own, context.forkserver, context.cpu, member=Member(rank, world, name, devices))
+            for rank in range(world)
+        ]
+        context.processes.ranks = self._ranks
+        context.evidence.world = context.device.count = world
+        self._context, self._steps, self._settings = context, context.steps, settings
+        self._on_gpu, self._random = slot.on_gpu, random.SystemRandom()
+        self._references: list[Reference] = []
+        self._candidates: list[Candidate] = []
+        self._first: _Cases = []
+        self._pool = ThreadPoolExecutor(world)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+        for rank in range(len(self._ranks) if self._on_gpu else 0):
+            with contextlib.suppress(torch.AcceleratorError):  # The test of the device reports it.
+                torch.cuda.synchronize(rank)
+
+    def refer(self) -> None:
+        """Make the references draw and answer the first case."""
+        with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
+            for rank in self._ranks:
+                self._references.append(rank.begin_reference())
+            whole = {"whole": self._whole_bytes(), "siblings": 1}
+            allowed = plan.of_first_draw(**whole, alone=True).reference
+
+            def begin(rank: int) -> Case:
+                reference = self._ranks[rank].make_reference_ready(self._context.evidence, allowed)
+                first = reference.cache.first()
+                with reference.proxy.blaming("Model.setup"):
+                    reference.proxy.exchange.set_up(first.inputs)
+                return first
+
+            self._first = self._refer(begin)
+            self._answer(self._first)
+            one = self._references[0]
+            specs = one.cache.input_specs
+            self._context.evidence.inputs = tuple(
+                InputTensor(shape=view.shape, dtype=str(specs[view.root].dtype).removeprefix("torch."))
+                for view in one.form.views
+            )
+
+            def settle(rank: int) -> plan.Plan:
+                reference, first = self._references[rank], self._first[rank]
+                taken, inputs = reference.proxy.taken(), reference.cache.input_bytes
+                settled = plan.settled(inputs, first.nbytes - inputs, taken.weights, taken.peak, **whole)
+                reference.proxy.allow(settled.reference)
+                return settled
+
+            self._context.budget.plan = self._refer(settle)[0]
+
+    def load(self) -> None:
+        """Compile, import and construct the kernel in all ranks."""
+        with self._context.forkserver.one_build():
+            for rank in self._ranks:  # The first rank's build serves all.
+                self._candidates.append(rank.begin_candidate())
+                if rank.builder is not None:
+                    with self._steps.timed("build"), self._steps.backstop(Phase.COMPILE):
+                        rank.build(self._context.evidence)
+        self._context.processes.candidate = self._candidates[0]
+
+        def construct(rank: int) -> None:
+            candidate, reference = self._candidates[rank], self._references[rank]
+            # A warm-up would skip launches, and a rank that failed for that would leave its peers waiting.
+            candidate.construct(
+                reference.proxy.init_inputs, self._first[rank], self._context.budget.plan, warm_up=False
+            )
+
+        with self._steps.timed("construct"), self._steps.backstop(Phase.CONSTRUCT):
+            self._run(construct)
+            self._context.evidence.setup_ms = self._candidates[0].setup_ms
+
+    def check(self) -> int:
+        """Check each rank on the requested number of input sets, and on the first again. Return the number."""
+
+        def prepare(rank: int) -> None:
+            self._candidates[rank].bind_outputs(self._references[rank].form.output_specs)
+
+        count = self._settings.checks
+        self._enter(self._candidates, Phase.CHECK, self._settings.deadlines.check_s)
+        with self._steps.alone("check"), self._steps.timed("check"), self._steps.backstop(Phase.CHECK):
+            self._run(prepare)
+            for number in range(count):
+                self._check(self._drawn() if number else self._first)
+            with _again("right at first, wrong when the same input was run again"):
+                self._try(self._first)
+        self._context.evidence.checks = self._context.evidence.checks_asked = count
+        self._context.compared.is_complete = True
+        return count
+
+    def time(self) -> tuple[Measurement, Measurement]:
+        """Time the kernel in turn with the reference, check it again, end it, and return both times."""
+        timing = self._settings.timing.model_copy(update={"cold_l2": False})
+        kept: list[tuple[_Cases, list[list[torch.Tensor]]]] = []
+        self._context.device.before_timing()
+        with self._steps.alone("measure"), self._steps.timed("time"), self._steps.backstop(Phase.TIME):
+            own, beside = self._take(self._candidates, kept)
+        self._context.device.after_timing()
+        with self._steps.untimed("verify"), self._steps.backstop(Phase.CHECK):
+            for cases, outputs in kept:
+                self._answer(cases)
+                self._compare(outputs, cases)
+            self._enter(self._candidates, Phase.CHECK, self._settings.deadlines.check_s)
+            with _again("right before it was timed, wrong after"):
+                self._check(self._drawn())
+            self._context.evidence.verified_calls = len(kept)
+        self.stop()
+        measured = self._summary(beside)
+        with self._steps.alone("measure_reference"), self._steps.timed("baseline"), self._steps.backstop(Phase.TIME):
+            [alone] = self._take([], [])
+        baseline, is_slowed = self._summary(alone), estimator.is_longer(measured, self._summary(alone))
+        self._context.evidence.baseline_taken = "without_kernel" if is_slowed else "in_turn"
+        overhead = estimator.overhead_of(own, measured, on_gpu=self._on_gpu)
+        runtime = estimator.summarise(own, overhead, timing, beside, on_gpu=self._on_gpu, fine=False)
+        return runtime, baseline if is_slowed else measured
+
+    def stop(self) -> None:
+        """End the kernel in all ranks, and reject leftovers."""
+        for candidate in self._candidates:
+            candidate.process.begin_stop()
+        for rank, candidate in enumerate(self._candidates):
+            with _named(rank):
+                self._at(rank, functools.partial(stop, self._context, candidate))
+        self._candidates = []
+
+    def _summary(self, series: Series) -> Measurement:
+        overhead = estimator.overhead_of(series, on_gpu=self._on_gpu)
+        timing = self._settings.timing.model_copy(update={"cold_l2": False})
+        return estimator.summarise(series, overhead, timing, on_gpu=self._on_gpu, fine=False)
+
+    def _take(
+        self, candidates: Sequence[Exchange], kept: list[tuple[_Cases, list[list[torch.Tensor]]]]
+    ) -> list[Series]:
+        """Time the candidates, if any, and the references in turn. Return a series of each, and keep some calls."""
+        timing, deadline = self._settings.timing, self._settings.deadlines.time_s
+        with contextlib.ExitStack() as shared:
+            references = self._refer(lambda rank: shared.enter_context(self._references[rank].timed(beside=True)))
+            groups = [every for every in (candidates, references) if every]
+            series = [Series("cpu_clock", timing.warmup) for _ in groups]
+            stopping, begun = Stopping(timing, series, self._random), time.monotonic()
+            self._enter(candidates, Phase.TIME, deadline)
+            rooms = [[self._at(rank, one.blanks) for rank, one in enumerate(references)] for _ in groups]
+            late = False
+            while not stopping.is_finished(time.monotonic() - begun, late=late):
+                late = time.monotonic() > begun + deadline * _BUDGET
+                cases = self._drawn()
+                for number in self._random.sample(range(len(groups)), len(groups)):
+                    group, one = groups[number], series[number]
+                    for kind in stopping.kinds(one, estimator.OVERHEAD_SHARES[group is references]):
+                        at = time.monotonic()
+                        if group is references:
+                            with self._references[0].proxy.blaming("Model.forward"):
+                                self._enter(group, Phase.TIME, deadline)
+                                sample = self._timed(group, kind, cases, rooms[number])
+                        else:
+                            sample = self._timed(group, kind, cases, rooms[number])
+                        counts = stopping.add(one, kind, sample, time.monotonic() - at)
+                        is_own = counts and group is candidates
+                        if is_own and len(kept) < _MOST_KEPT and self._random.random() < _KEPT:
+                            kept.append((cases, rooms[number]))
+                            one.kept.append(sample.ns)
+                            rooms[number] = [self._at(rank, each.blanks) for rank, each in enumerate(references)]
+        return series
+
+    def _timed(
+        self, group: Sequence[Exchange], kind: Kind, cases: _Cases, rooms: Sequence[list[torch.Tensor]]
+    ) -> Sample:
+        """Make one timed call in all ranks, and copy the outputs to ``rooms``."""
+        processes = [exchange.process for exchange in group]
+        order = Order.TIME_OVERHEAD if kind is Kind.OVERHEAD else Order.TIME
+        numbers = list[int]()
+        for process in processes:
+            process.start_clock()
+            numbers.append(process.send(order))
+        self._await(processes, flags.READY, numbers)
+        begin = time.perf_counter_ns()
+        every = self._random.sample(range(len(group)), len(group))
+        for rank in every:
+            processes[rank].flags[flags.SEED] = cases[rank].seed if group[rank].form.draws else 0
+            self._at(rank, lambda: group[rank].load(cases[rank].inputs))  # noqa: B023 -- called at once
+        ready = time.perf_counter_ns()
+        for rank in every:
+            self._go(processes[rank], rank, numbers[rank])
+        self._await(processes, flags.DONE, numbers)
+        for rank in every:
+
+            def take() -> None:
+                views = group[rank].outputs(processes[rank].receive(numbers[rank]))  # noqa: B023 -- called at once
+                copy_out(views, rooms[rank])  # noqa: B023
+
+            with _named(rank):
+                self._at(rank, take)
+        for rank in every:
+            self._at(rank, group[rank].settle)
+        end = time.perf_counter_ns()
+        for rank, process in enumerate(processes):
+            with _named(rank):
+                if process.flags[flags.DONE] != numbers[rank]:
+                    message = "the candidate answered a timed call before its end"
+                    raise EvaluationEnded(Category.SANDBOX_VIOLATION, message, Phase.TIME)
+                process.stop_clock()
+        return Sample(end - begin, ready - begin)
+
+    def _go(self, process: SealedProcess, rank: int, number: int) -> None:
+        """Let a rank start once its inputs are written."""
+        if not self._on_gpu:
+            process.flags[flags.GO] = number
+            return
+        with torch.cuda.device(rank):
+            process.semaphores.write(torch.cuda.current_stream().cuda_stream, flags.GO, number)
+
+    def _await(self, processes: Sequence[SealedProcess], flag: int, numbers: Sequence[int]) -> None:
+        """Wait until the flag of each rank shows its call's number. Raise the first failure of a rank."""
+        pairs = list(zip(processes, numbers, strict=True))
+
+        def gone() -> bool:
+            return any(process.flags[flag] != number and process.answered() for process, number in pairs)
+
+        for process, number in pairs:
+            flags.wait(process.flags, flag, number, nap=not self._on_gpu, gone=gone)
+        if any(process.flags[flag] != number for process, number in pairs):
+            self._together(processes, lambda rank: processes[rank].receive(numbers[rank]))
+            message = "a rank answered a timed call before its end"
+            raise EvaluationEnded(Category.SANDBOX_VIOLATION, message, Phase.TIME)
+
+    def _drawn(self) -> _Cases:
+        """Return a new input set of each rank, and release the set before."""
+        return self._refer(lambda rank: self._references[rank].cache.fresh())
+
+    def _answer(self, cases: _Cases) -> None:
+        """Make the references answer a case, each by one call."""
+        self._refer(lambda rank: self._references[rank].answer_in_step(cases[rank]))
+
+        @functools.cache
+        def nudged() -> list[list[torch.Tensor] | None]:
+            if any(reference.is_hurried for reference in self._references):
+                return [None] * len(cases)
+            return self._refer(lambda rank: self._references[rank].again(cases[rank]))
+
+        def of_rank(rank: int) -> list[torch.Tensor] | None:
+            return nudged()[rank]
+
+        for rank, case in enumerate(cases):
+            case.again = functools.partial(of_rank, rank)
+
+    def _call(self, cases: _Cases) -> list[list[torch.Tensor]]:
+        """Make a call of the kernel in all ranks, and return the outputs of each."""
+        outputs = self._run(lambda rank: self._candidates[rank].answer(cases[rank]))
+        for rank, candidate in enumerate(self._candidates):
+            with _named(rank):
+                self._at(rank, functools.partial(candidate.check_inputs, cases[rank]))
+        return outputs
+
+    def _check(self, cases: _Cases) -> None:
+        """Check a call. Confirm the references' answer before the kernel is called wrong, and repeat the call."""
+        try:
+            self._try(cases)
+        except EvaluationEnded as ended:
+            if ended.outcome.category not in ABOUT_VALUES:
+                raise
+            self._context.compared.add(ended.outcome.facts.errors, ended.faults)
+            wrong = ended.with_traceback(None)
+        else:
+            return
+        self._confirm(cases)
+        try:
+            self._try(cases)
+        except EvaluationEnded:
+            raise wrong from None
+        raise unless_repeated(wrong, "wrong at first, right when the same input was run again")
+
+    def _try(self, cases: _Cases) -> None:
+        """Make a call of the kernel in all ranks, and compare the outputs."""
+        if not all(case.outputs for case in cases):
+            self._answer(cases)
+        self._compare(self._call(cases), cases)
+
+    def _compare(self, outputs: Sequence[list[torch.Tensor]], cases: _Cases) -> None:
+        for rank, case in enumerate(cases):
+            with _named(rank):
+                check = functools.partial(compare.check_values, outputs[rank], case, self._settings)
+                self._context.compared.add(*self._at(rank, check))
+
+    def _confirm(self, cases: _Cases) -> None:
+        """Draw and answer a case again. Raise ``invalid_problem`` if the inputs or the answers differ."""
+        caches = [reference.cache for reference in self._references]
+        others = [
+            cache.again(case.drawn, case.seed, on_device=case.on_device)
+            for cache, case in zip(caches, cases, strict=True)
+        ]
+        self._refer(lambda rank: self._references[rank].answer_in_step(others[rank]))
+        for rank, (case, other) in enumerate(zip(cases, others, strict=True)):
+            if [*map(checksum, case.inputs)] != [*map(checksum, other.inputs)]:
+                raise invalid_problem(f"rank {rank}: {UNSTEADY_INPUTS}")
+            try:
+                self._at(rank, functools.partial(compare.check_values, other.outputs, case, self._settings))
+            except EvaluationEnded as ended:
+                message = f"rank {rank}: the reference's answers to one input differ: {ended.outcome.message}"
+                raise invalid_problem(message) from None
+            caches[rank].drop([other])
+
+    def _whole_bytes(self) -> int:
+        """Return the memory of a GPU that the evaluation can use, which is all of it: it holds each alone."""
+        if not self._on_gpu:
+            return self._context.budget.whole["whole"]
+        return plan.capacity(torch.cuda.get_device_properties(0).total_memory, 1)
+
+    def _enter(self, group: Sequence[Exchange], phase: Phase, seconds: float) -> None:
+        for exchange in group:
+            if exchange.process.phase is not phase:
+                exchange.process.enter(phase, seconds)
+
+    def _at(self, rank: int, work: Callable[[], _T]) -> _T:
+        """Do work with the GPU of a rank as this thread's."""
+        with torch.cuda.device(rank) if self._on_gpu else contextlib.nullcontext():
+            return work()
+
+    def _refer(self, work: Callable[[int], _T]) -> list[_T]:
+        return self._together([reference.process for reference in self._references], work)
+
+    def _run(self, work: Callable[[int], _T]) -> list[_T]:
+        return self._together([candidate.process for candidate in self._candidates], work)
+
+    def _together(self, processes: Sequence[SealedProcess], work: Callable[[int], _T]) -> list[_T]:
+        """Do work with the process of each rank at the same time, and return the results.
+
+        Raises:
+            EvaluationEnded: the first failure of a rank that no other rank explains. All processes have ended then.
+        """
+
+        def bound(rank: int) -> _T:
+            if self._on_gpu:
+                torch.cuda.set_device(rank)
+                torch.cuda.synchronize()  # gives this thread a context
+            with torch.no_grad():
+                return work(rank)
+
+        futures = {self._pool.submit(bound, rank): rank for rank in range(len(processes))}
+        pending, failed, until = set[Future[_T]](futures), dict[int, BaseException](), None
+        while pending:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            done, pending = wait(pending, left, FIRST_COMPLETED)
+            for future in sorted(done, key=futures.__getitem__):
+                if (error := future.exception()) is not None:
+                    failed[futures[future]] = error
+            if until is None and any(_weight(error, processes[rank]) < _WAITED for rank, error in failed.items()):
+                until = time.monotonic() + _GRACE_S
+            if pending and until is not None and time.monotonic() >= until:
+                for future in pending:
+                    processes[futures[future]].begin_stop()
+                wait(pending)
+                break
+        if not failed:
+            return [future.result() for future in futures]
+        weights = {rank: _weight(error, processes[rank]) for rank, error in failed.items()}
+        first = min(weights, key=weights.__getitem__)
+        for rank, process in enumerate(processes):
+            if rank != first:
+                process.begin_stop()
+        self._show(processes[first])
+        late = [rank for rank in failed if rank != first and weights[rank] == weights[first] != _OWN]
+        with _named(first, late):
+            raise failed[first]
+
+    def _show(self, process: SealedProcess) -> None:
+        """Make the failed rank's candidate the evaluation's, whose log is stored."""
+        for candidate in self._candidates:
+            if candidate.process is process:
+                self._context.processes.candidate = candidate
+
+
+#: Order in which failures explain each other: any other failure, a rank that did not end, one that waited for peers and
+#: did not end, and one that says only that a peer is gone.
+_OWN, _HANGS, _WAITED, _PEER = range(4)
+
+
+def _weight(error: BaseException, process: SealedProcess) -> int:
+    """Return the place of a rank's failure in this order."""
+    if not isinstance(error, EvaluationEnded):
+        return _OWN
+    if process.ended is not None and process.ended.reason is End.DEADLINE:
+        return _WAITED if _WAITS.search(process.ended.log.partition("(most recent call first)")[2]) else _HANGS
+    return _PEER if process.ended is None and _OF_A_PEER.search(error.outcome.message) else _OWN
+
+
+@contextlib.contextmanager
+def _named(rank: int, others: Sequence[int] = ()) -> Generator[None]:
+    """Name the rank in the end of an evaluation, and other ranks that did not end either."""
+    try:
+        yield
+    except EvaluationEnded as ended:
+        if ended.outcome.facts.rank is None:
+            also = f". Rank {', '.join(map(str, others))} did not end either" if others else ""
+            facts = ended.outcome.facts.model_copy(update={"rank": rank})
+            message = f"rank {rank}: {ended.outcome.message}{also}"
+            ended.outcome = ended.outcome.model_copy(update={"message": message, "facts": facts})
+        raise
+
+
+@contextlib.contextmanager
+def _again(how: str) -> Generator[None]:
+    """Call a wrong answer to an input, of which another answer was right, ``nondeterministic``."""
+    try:
+        yield
+    except EvaluationEnded as ended:
+        raise unless_repeated(ended, how) from None
