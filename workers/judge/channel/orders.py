@@ -136,6 +136,7 @@ class Job:
         architectures: GPU architectures for which a builder compiles. Empty for none.
         backward: compute gradients in a run under a tool.
         steps: number of forwards in each call, without a reset of buffers between them.
+        tree: text of the tree that the source names (:mod:`kqueue.trees`), or empty.
     """
 
     source: str
@@ -151,6 +152,7 @@ class Job:
     architectures: str = ""
     backward: bool = False
     steps: int = 1
+    tree: str = ""
 
 
 @dataclass(frozen=True, slots=True)

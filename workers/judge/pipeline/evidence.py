@@ -75,6 +75,7 @@ class EvidenceBuilder:
     tests_log: str = ""
     findings: list[Fields] | None = None
     program: str | None = None
+    trees: list[Fields] | None = None
     build: Fields | None = None
     inputs: list[Fields] | None = None
     reference_draws: bool | None = None
