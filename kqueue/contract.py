@@ -52,7 +52,7 @@ _PROBLEM_NAME: Final = re.compile(f"sha256:({HASH})")
 
 
 #: First line of a source that names a tree, and the folder in it where imports begin.
-_NAMES_TREE: Final = re.compile(rf"# kqueue tree sha256:({HASH})(?: ([\w.-]+(?:/[\w.-]+)*))?\n")
+_NAMES_TREE: Final = re.compile(rf"# kqueue tree sha256:({HASH})(?: ([\w-][\w.-]*(?:/[\w-][\w.-]*)*))?\n")
 
 
 class NamedTree(NamedTuple):
@@ -408,7 +408,7 @@ def _source(value: str, what: str) -> str:
         raise ValueError(f"the {what}'s source has {size} bytes, but at most {most} are accepted")
     if "\0" in value:
         raise ValueError(f"the {what}'s source holds a NUL character")
-    if value.startswith(TREE_LINE.rstrip()) and ((tree := named_tree(value)) is None or ".." in tree.root.split("/")):
+    if value.startswith(TREE_LINE.rstrip()) and named_tree(value) is None:
         raise ValueError(f"the {what}'s first line names a tree as `{TREE_LINE.rstrip()} sha256:HASH [FOLDER]`")
     return value
 
