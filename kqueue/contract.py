@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self, cast
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -33,6 +33,11 @@ MAX_SOURCE_BYTES: Final = 1 << 20
 TESTS_LINE: Final = "# kqueue pytest\n"
 #: Maximum size in bytes of each of these two texts.
 MAX_TESTS_BYTES: Final = 16 << 20
+#: First line of a tree's text (:mod:`kqueue.trees`), and the maxima of its compressed bytes, files and characters.
+TREE_LINE: Final = "# kqueue tree\n"
+MAX_TREE_BYTES: Final = 64 << 20
+MAX_TREE_FILES: Final = 20_000
+_MAX_TREE_TEXT: Final = 92 << 20
 #: Size in bytes of the end of a candidate's output that is stored.
 LOG_TAIL_BYTES: Final = 16 << 10
 GIB: Final = 1 << 30
@@ -44,6 +49,23 @@ _LEAST_ERROR: Final = 0.01
 HASH: Final = "[0-9a-f]{64}"
 #: Pattern of the name of a stored problem, which a request can give instead of its source: the source's SHA-256.
 _PROBLEM_NAME: Final = re.compile(f"sha256:({HASH})")
+
+
+#: First line of a source that names a tree, and the folder in it where imports begin.
+_NAMES_TREE: Final = re.compile(rf"# kqueue tree sha256:({HASH})(?: ([\w-][\w.-]*(?:/[\w-][\w.-]*)*))?\n")
+
+
+class NamedTree(NamedTuple):
+    """The tree that a source names: the hash of its text, and the folder in it where imports begin."""
+
+    hash: str
+    root: str
+
+
+def named_tree(source: str) -> NamedTree | None:
+    """Return the tree that the first line of a source names, or None."""
+    found = _NAMES_TREE.match(source)
+    return None if found is None else NamedTree(found[1], found[2] or "")
 
 
 #: Name of a registered backend (:mod:`kqueue.backends`), or ``pytest`` for a repository's tests.
@@ -185,7 +207,7 @@ class Limits(_Model):
     """Size of the largest file."""
     scratch_bytes: Annotated[int, Field(ge=1 << 20, le=_MOST_BYTES)] = 8 * GIB
     """Size of all files together, at most ``host_memory_bytes`` where they are stored in memory. The maximum number of
-    files is 20,000."""
+    files is 40,000."""
 
 
 class Timing(_Model):
@@ -386,6 +408,8 @@ def _source(value: str, what: str) -> str:
         raise ValueError(f"the {what}'s source has {size} bytes, but at most {most} are accepted")
     if "\0" in value:
         raise ValueError(f"the {what}'s source holds a NUL character")
+    if value.startswith(TREE_LINE.rstrip()) and named_tree(value) is None:
+        raise ValueError(f"the {what}'s first line names a tree as `{TREE_LINE.rstrip()} sha256:HASH [FOLDER]`")
     return value
 
 
@@ -402,6 +426,8 @@ class Request(_Model):
     reads them: without a byte-order mark, and with ``\\n`` at the end of each line."""
     kernel: str
     """Source of the candidate, with ``class ModelNew``."""
+    trees: Annotated[tuple[str, ...], Field(max_length=2, exclude_if=lambda value: not value)] = ()
+    """Texts of the trees that problem and kernel name in their first lines. A stored one need not be given."""
     backend: BackendName
     """Name of the kernel's language or library."""
     lane: Annotated[str, Field(max_length=64)] = "auto"
@@ -447,6 +473,14 @@ class Request(_Model):
     def _kernel(cls, value: str) -> str:
         return _source(value, "kernel")
 
+    @field_validator("trees")
+    @classmethod
+    def _trees(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for tree in value:
+            if not tree.startswith(TREE_LINE) or not len(tree) <= _MAX_TREE_TEXT or "\0" in tree:
+                raise ValueError(f"a tree is a text of kqueue.trees, of at most {_MAX_TREE_TEXT >> 20} MiB")
+        return value
+
     @field_validator("producer")
     @classmethod
     def _producer(cls, value: str | None) -> str | None:
@@ -469,6 +503,8 @@ class Request(_Model):
     def _fits_together(self) -> Self:
         if self.batch_callback_url is not None and self.batch is None:
             raise ValueError("batch_callback_url needs a batch: name one, or use callback_url")
+        if self.tree_texts.keys() - self.tree_names:
+            raise ValueError("trees: neither the problem's nor the kernel's first line names one of them")
         # A problem can be named by its hash alone, so the judge checks that it is a repository's files.
         if self.kernel.startswith(TESTS_LINE) is not (self.backend == PYTEST):
             raise ValueError("a repository's tests are not a kernel: `kqueue pytest --fleet` submits them")
@@ -481,6 +517,21 @@ class Request(_Model):
         if named == [[True, False], [False, True]]:
             raise ValueError("problem and kernel are swapped: the problem defines ModelNew, and the kernel get_inputs")
         return self
+
+    @property
+    def tree_names(self) -> frozenset[str]:
+        """The hashes of the trees that the sources name."""
+        return frozenset(tree.hash for source in (self.problem, self.kernel) if (tree := named_tree(source)))
+
+    @property
+    def tree_texts(self) -> dict[str, str]:
+        """The given trees by their hashes."""
+        return {hashlib.sha256(tree.encode()).hexdigest(): tree for tree in self.trees}
+
+    def tree_of(self, source: str) -> str:
+        """Return the text of the tree that a source names, or nothing. Raise KeyError if it was not given."""
+        tree = named_tree(source)
+        return "" if tree is None else self.tree_texts[tree.hash]
 
     @property
     def names_problem(self) -> bool:

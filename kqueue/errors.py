@@ -72,12 +72,15 @@ class IdempotencyConflict(InvalidRequest):
 
 
 class UnknownProblem(InvalidRequest):
-    """No stored problem has the hash that the request names."""
+    """No stored problem or tree has the hash that the request names."""
 
     def __init__(self, hashes: Iterable[str]) -> None:
         self.hashes = frozenset(hashes)
         names = ", ".join(f"sha256:{name}" for name in sorted(self.hashes))
-        super().__init__(f"problem: unknown problem {names}: its source was never submitted, so give the source")
+        super().__init__(
+            f"problem: unknown problem {names}: its source was never submitted, so give the source "
+            "(of a tree that a source names: in `trees`)"
+        )
 
 
 class UnknownEvaluation(KqueueError, LookupError):

@@ -425,6 +425,19 @@ class Provenance(Part):
     """The source of these figures: the candidate's own profile, which a kernel could forge."""
 
 
+class EvidentTree(Part):
+    """The files of a repository or folder from which a kernel or problem imports."""
+
+    of: Literal["kernel", "problem"]
+    """The source that names it."""
+    hash: str
+    """SHA-256 of its text, which lists its files with their hashes."""
+    files: int
+    """Number of its files."""
+    named: tuple[str, ...]
+    """SHA-256 and path of its first files, by path, up to 16 KiB."""
+
+
 class Build(Part):
     """The compilation of the extensions that the source builds when it is imported."""
 
@@ -857,6 +870,8 @@ class Evidence(Part):
     """Matches of static rules in the source, the most severe first. None where the policy is ``allow``."""
     program: str | None = _ABSENT
     """Hash of the kernel's source without comments, white space and names of variables. Leaderboards compare it."""
+    trees: tuple[EvidentTree, ...] | None = _ABSENT
+    """The trees that kernel and problem name. None where they name none."""
     build: Build | None = _ABSENT
     """Compilation of a ``cuda`` or ``cpp`` source by the builder."""
     inputs: tuple[InputTensor, ...] | None = _ABSENT

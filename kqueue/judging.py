@@ -195,6 +195,8 @@ class LocalJudge:
             raise InvalidRequest("request: give a Request or its fields, not both")
         if request.names_problem:
             raise InvalidRequest("problem: only a fleet has stored problems: give the source")
+        if request.tree_names - request.tree_texts.keys():
+            raise InvalidRequest("trees: only a fleet has stored trees: give the text of each that a source names")
         self.check(request)
         with self._lock:
             child = self._started()

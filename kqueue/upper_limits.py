@@ -80,8 +80,8 @@ def apply(request: Request, limits: Mapping[str, float]) -> Request:
         if path != SOURCE:
             request = _lowered(request, ["settings", *path.split(".")], path, most, is_set=True)
             continue
-        for name in ("problem", "kernel"):
-            if (size := len(getattr(request, name).encode())) > most:
+        for name in ("problem", "kernel", "trees"):
+            if (size := len("".join(getattr(request, name)).encode())) > most:
                 raise InvalidRequest(f"{name}: its {size} bytes exceed your upper limit of {most:.12g}")
     return request
 

@@ -32,6 +32,7 @@ STORED: dict[str, Any] = {
     "findings": [{"rule": "seed", "severity": "note", "line": None, "evidence": "", "by": "kqueue", "meaning": "m"}],
     "build": {"where": "candidate", "libraries": 0, "seconds": 1.5, "peak_bytes": 7, "skipped": "no GPU"},
     "program": "0" * 64,
+    "trees": [{"of": "kernel", "hash": "0" * 64, "files": 1, "named": ["a b.py"]}],
     "inputs": [{"shape": [4, 8], "dtype": "float32"}],
     "checks": 9,
     "checks_asked": 5,

@@ -180,7 +180,8 @@ def _blamed(entry: Request | InvalidRequest, error: IdempotencyConflict | Unknow
     """Return an entry, or its own error if it is one of those that caused ``error``."""
     if isinstance(entry, Request):
         if isinstance(error, UnknownProblem):
-            return UnknownProblem([entry.problem_hash]) if entry.problem_hash in error.hashes else entry
+            unknown = {entry.problem_hash, *entry.tree_names} & error.hashes
+            return UnknownProblem(unknown) if unknown else entry
         if entry.idempotency_key in error.keys:
             return IdempotencyConflict([entry.idempotency_key])
     return entry

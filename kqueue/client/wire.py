@@ -44,7 +44,7 @@ def chunks(requests: Iterable[Request]) -> Iterator[list[Request]]:
     chunk: list[Request] = []
     size = 0
     for request in requests:
-        length = len(request.problem) + len(request.kernel)
+        length = len(request.problem) + len(request.kernel) + sum(map(len, request.trees))
         if chunk and (len(chunk) == _CHUNK[0] or size + length > _CHUNK[1]):
             yield chunk
             chunk, size = [], 0

@@ -219,7 +219,7 @@ class Gateway:
                     [self._allowed(caller, request) for request in requests], allow_idle_lane=allow_idle_lane
                 )
             except UnknownProblem as error:
-                given = next(request for request in requests if request.problem_hash in error.hashes)
+                given = next((request for request in requests if request.problem_hash in error.hashes), None)
                 raise _unknown(given, error) from None
             await self._attribute(caller, tickets)
         return tickets
@@ -445,9 +445,9 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _unknown(given: contract.Request, error: UnknownProblem) -> HttpError | UnknownProblem:
+def _unknown(given: contract.Request | None, error: UnknownProblem) -> HttpError | UnknownProblem:
     """Return the error for an unknown problem: 403 for a missing scope if the caller sent the source."""
-    if given.names_problem:
+    if given is None or given.names_problem or given.problem_hash not in error.hashes:
         return error
     wanted = tokens.Scope.PROBLEMS
     return HttpError.insufficient_scope(

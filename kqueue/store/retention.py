@@ -14,9 +14,12 @@ from typing import Final, Self
 from psycopg.errors import ForeignKeyViolation
 from sqlalchemy import Connection, Engine, bindparam, delete, func, select, text
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import aliased
 
+from kqueue.contract import TREE_LINE
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM
+from kqueue.store.evaluations.conditions import IS_TREE
 from kqueue.store.models import Attempt, Baseline, Batch, Evaluation, Kernel, Problem, Verdict, Worker
 from kqueue.store.sql import any_text, any_uuid
 
@@ -109,11 +112,30 @@ def _remove(engine: Engine, age: timedelta) -> Pruned:
         # A probe's problem is never used again.
         probed = [row.problem_hash for row in old if row.probe]
         connection.execute(delete(Baseline).where(Baseline.problem_hash == any_text(probed)))
-    return Pruned(
+    pruned = Pruned(
         evaluations=len(old),
         problems=_forget(engine, Problem, {row.problem_hash for row in old}),
         kernels=_forget(engine, Kernel, {row.kernel_hash for row in old}),
     )
+    if pruned.kernels or pruned.problems:
+        pruned += Pruned(problems=_forget_trees(engine, age))
+    return pruned
+
+
+def _forget_trees(engine: Engine, age: timedelta) -> int:
+    """Remove old trees that no source names, and return their number.
+
+    A submission that names such a tree by its hash at the same moment ends with the advice to submit it again.
+    """
+    line = func.concat(TREE_LINE.rstrip(), " sha256:", Problem.hash)
+    other = aliased(Problem)
+    named = [
+        select(kind.hash).where(kind.owner == Problem.owner, func.starts_with(kind.source, line)).exists()
+        for kind in (Kernel, other)
+    ]
+    old = delete(Problem).where(IS_TREE, Problem.created_at < func.now() - age, *(~each for each in named))
+    with transaction(engine) as connection:
+        return len(connection.scalars(old.returning(Problem.hash)).all())
 
 
 def _forget(engine: Engine, kind: type[Problem | Kernel], hashes: Collection[str]) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
+from kqueue import trees
 from kqueue.contract import TESTS_LINE, Request, parse_request
-from workers.judge.candidate.archive import pack
 
 #: Folder from which tests are sent.
 ROOT = "/home/sender/project"
@@ -41,7 +41,7 @@ def suite_of(folder: Path, module: str, *, names: list[str], **settings: Any) ->
     }  # fmt: skip
     return parse_request(
         {
-            "problem": pack(folder, [PurePosixPath("test_a.py")]),
+            "problem": trees.packed_tests(folder),
             "kernel": TESTS_LINE + json.dumps(order),
             "backend": "pytest",
             "reuse": False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +11,10 @@ import pytest
 from kqueue.categories import Blame, Category
 from kqueue.contract import MAX_SOURCE_BYTES, TESTS_LINE, Outcome, Request, parse_request
 from kqueue.errors import InvalidRequest
+from kqueue.trees import packed_tests
 from tests.judge.rig import Rig
 from tests.judge.sources import ROOT, suite_of
-from workers.judge.candidate.archive import NotAnArchive, pack, unpack
+from workers.judge.candidate.archive import NotAnArchive, unpack
 from workers.judge.forkserver.process import SealedProcess
 from workers.judge.pipeline import pytest_run
 
@@ -139,10 +140,9 @@ def test_an_archive_holds_what_it_was_made_of(tmp_path: Path) -> None:
     (root / "sub").mkdir(parents=True)
     (root / "sub" / "a.txt").write_bytes(b"\x00\xff")
     (root / "run").touch(0o755)
-    names = [PurePosixPath("run"), PurePosixPath("sub/a.txt")]
-    text = pack(root, names)
+    text = packed_tests(root)
     (root / "run").touch()
-    assert pack(root, reversed(names)) == text
+    assert packed_tests(root) == text
     unpack(text, copy)
     assert (copy / "sub" / "a.txt").read_bytes() == b"\x00\xff"
     assert (copy / "run").stat().st_mode & 0o100

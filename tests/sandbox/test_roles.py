@@ -18,17 +18,17 @@ import tempfile
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 import torch
 
+from kqueue import trees
 from kqueue.contract import Phase
 from tests.judge.rig import Rig
 from tests.memory import held
 from tests.waiting import until
-from workers.judge.candidate.archive import pack
 from workers.judge.channel import orders, reports
 from workers.judge.channel.flags import memory
 from workers.judge.channel.orders import Examine, Job, Opening, Order
@@ -184,7 +184,7 @@ class Cast:
             mark = f"MARK = 'MARK-OF-THE-PROBLE' + 'M'\nimport os\nos.chdir('..')\n{source}"
             (folder / "conftest.py").write_text(mark)
             (folder / "test_a.py").write_text("import time\ndef test_a(): time.sleep(1_000)\n")
-            archive = pack(folder, [PurePosixPath("conftest.py"), PurePosixPath("test_a.py")])
+            archive = trees.packed_tests(folder)
         finally:
             shutil.rmtree(folder)
         order = {

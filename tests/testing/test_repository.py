@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kqueue import trees
 from kqueue.errors import ConfigError
 from workers.judge.candidate.archive import unpack
-from workers.testing import repository
 
 
 def write(root: Path, *names: str) -> None:
@@ -29,7 +29,7 @@ def names(folder: Path) -> list[str]:
 
 def travelled(root: Path, tmp_path: Path) -> Path:
     there = tmp_path / "there"
-    unpack(repository.packed(root), there)
+    unpack(trees.packed_tests(root), there)
     return there
 
 
@@ -90,6 +90,6 @@ def test_a_repository_that_git_does_not_read_is_refused(
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path / "bin"))
         words = "dubious ownership"
-    for asked in (repository.find, repository.packed):
+    for asked in (trees.find, trees.packed_tests):
         with pytest.raises(ConfigError, match=words):
             asked(inside)

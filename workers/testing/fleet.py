@@ -19,12 +19,13 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from kqueue import trees
 from kqueue.backends import PYTEST
 from kqueue.categories import Blame, Category
 from kqueue.client import Ticket, connect
 from kqueue.contract import TESTS_LINE, Phase, Verdict, parse_request
 from kqueue.errors import ConfigError, KqueueError, UnknownProblem
-from workers.testing import claims, groups, repository, sanitizer
+from workers.testing import claims, groups, sanitizer
 from workers.testing.groups import Group, named
 from workers.testing.host import without_frames
 
@@ -61,12 +62,12 @@ class Fleet:
             raise ConfigError("--kqueue-sanitize: compute-sanitizer needs a GPU: choose another lane than cpu")
         if timeout_s > _MOST_S:
             raise ConfigError(f"--kqueue-timeout: on a fleet at most {_MOST_S:g} s, because other evaluations wait")
-        self._root = repository.find(rootdir)
+        self._root = trees.find(rootdir)
         self._cwd = config.invocation_params.dir.resolve()
         if not self._cwd.is_relative_to(self._root):
             raise ConfigError(f"--kqueue-fleet: start pytest within {self._root}, whose files are sent")
         self._client = connect(option.kqueue_url)
-        self._archive = repository.packed(self._root)
+        self._archive = trees.packed_tests(self._root)
         self._stored = ""
         self._options = [f"--rootdir={rootdir}"]
         if inifile is not None and inifile.resolve().is_relative_to(self._root):

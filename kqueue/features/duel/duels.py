@@ -214,9 +214,9 @@ class Match:
 
         Raise InvalidRequest if the requests cannot be compared, or an option is out of range.
         """
-        own = {"kernel", "backend", "kernel_label", "batch", "idempotency_key", "reuse"}
+        own = {"kernel", "trees", "backend", "kernel_label", "batch", "idempotency_key", "reuse"}
         if a.model_dump(exclude=own) != b.model_dump(exclude=own):
-            raise InvalidRequest("b: only kernel, backend and kernel_label can differ from a's")
+            raise InvalidRequest("b: only kernel, trees, backend and kernel_label can differ from a's")
         if not a.settings.timing.enabled:
             raise InvalidRequest("settings.timing.purpose: a duel compares times: choose another one than check")
         if not _FEWEST <= most <= _LIMIT:

@@ -33,7 +33,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import aliased
 
-from kqueue.contract import Request
+from kqueue.contract import Request, named_tree
 from kqueue.errors import InvalidRequest, SchemaMismatch
 from kqueue.states import EvaluationState
 from kqueue.store import clean, gpus
@@ -44,6 +44,7 @@ from kqueue.store.evaluations.history import History
 from kqueue.store.evaluations.reuse import answer, fingerprint
 from kqueue.store.evaluations.verdicts import VERDICTS_CHANNEL, expire, warm_up_finish
 from kqueue.store.models import Attempt, Environment, Evaluation, Gpu, Kernel, Problem, Worker
+from kqueue.store.sql import any_text
 
 #: Seconds for which a due retry is reserved for slots farther from the failed one. Most evaluations take less, so such
 #: a slot becomes free in that time. Afterwards any slot can take the retry.
@@ -104,6 +105,8 @@ class Claim:
         # Verdicts are reused by these hashes, and any producer can have written the sources.
         if (request.problem_hash, request.kernel_hash) != self.hashes:
             raise InvalidRequest("the stored sources do not match their hashes: submit them again")
+        if request.tree_names != request.tree_texts.keys():
+            raise InvalidRequest("a tree that the sources name is not stored any more: submit it again")
         return request
 
 
@@ -140,6 +143,8 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
                 .values(published_at=None)
             )
         alone = row is not None and row["number"] > 1 and History.read(connection, evaluation_id).suspected
+        if row is not None:
+            row["trees"] = _trees(connection, row)
     if row is None:
         notify(engine, VERDICTS_CHANNEL, ended)
         return None
@@ -149,6 +154,15 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
     owner: str = row.pop("owner")
     del row["producer"]  # judges must not see it
     return Claim(evaluation_id, attempt_id, number, row["lane"], owner, alone, hashes, row)
+
+
+def _trees(connection: Connection, row: Mapping[str, Any]) -> list[str]:
+    """Return the texts of the trees that the sources of a claimed evaluation name."""
+    hashes = {tree.hash for source in (row["problem"], row["kernel"]) if (tree := named_tree(source)) is not None}
+    if not hashes:
+        return []
+    stored = select(Problem.source).where(Problem.hash == any_text(hashes), Problem.owner == row["owner"])
+    return list(connection.scalars(stored).all())
 
 
 def warm_up(engine: Engine, *, worker_id: UUID) -> None:

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Text, and_, bindparam, false, func, litera
 from sqlalchemy.orm import InstrumentedAttribute
 
 from kqueue.backends import PYTEST
-from kqueue.contract import TESTS_LINE
+from kqueue.contract import TESTS_LINE, TREE_LINE
 from kqueue.registry import each_of
 from kqueue.states import EvaluationState
 from kqueue.store.models import Attempt, Evaluation, Kernel, Problem, SearchRun
@@ -50,10 +50,11 @@ def _is_real(source: type[Problem | Kernel], its: ColumnElement[bool]) -> Column
     return and_(~of.where(Evaluation.probe).exists(), or_(of.where(no_trial(Evaluation.batch)).exists(), ~of.exists()))
 
 
-#: Conditions for a problem or kernel of the enclosing statement that a producer submitted and that is no repository's
-#: tests. For the latter Postgres reads only the beginning of a long uncompressed source.
+#: Condition for the text of a tree, and conditions for a problem or kernel of the enclosing statement that a producer
+#: submitted and that is neither a tree nor a repository's tests. Postgres reads only the beginning of a long source.
+IS_TREE: Final = func.substr(Problem.source, 1, len(TREE_LINE)) == TREE_LINE
 REAL_PROBLEM: Final = and_(
-    _is_real(Problem, ITS_PROBLEM), func.substr(Problem.source, 1, len(TESTS_LINE)) != TESTS_LINE
+    _is_real(Problem, ITS_PROBLEM), func.substr(Problem.source, 1, len(TESTS_LINE)) != TESTS_LINE, ~IS_TREE
 )
 REAL_KERNEL: Final = and_(_is_real(Kernel, ITS_KERNEL), Kernel.backend != PYTEST)
 #: A time in the future. It is a literal, so that Postgres knows how few evaluations are due later.

@@ -242,9 +242,13 @@ def _places(connection: Connection, lanes: Mapping[int, str], slots: Mapping[str
 
 
 def _write_sources(connection: Connection, requests: Sequence[Request]) -> None:
-    """Write the problems and kernels that are not stored yet. Raise UnknownProblem for an unknown name."""
-    problems = {r.problem_hash: {"hash": r.problem_hash, "source": r.problem} for r in requests if not r.names_problem}
-    named = {r.problem_hash for r in requests if r.names_problem} - problems.keys()
+    """Write the problems, trees and kernels that are not stored yet. Raise UnknownProblem for an unknown name."""
+    sources = {r.problem_hash: r.problem for r in requests if not r.names_problem}
+    for request in requests:
+        sources |= request.tree_texts
+    problems = {name: {"hash": name, "source": source} for name, source in sources.items()}
+    named = {name for r in requests for name in (*r.tree_names, *([r.problem_hash] if r.names_problem else []))}
+    named -= problems.keys()
     kernels = {r.kernel_hash: {"hash": r.kernel_hash, "backend": r.backend, "source": r.kernel} for r in requests}
     if named:
         stored = connection.scalars(select(Problem.hash).where(Problem.hash == any_text(named), Problem.owner == ME))

@@ -1,52 +1,29 @@
-"""A repository's files as one reproducible text, which is stored in the place of a problem's source."""
+"""The files of :mod:`kqueue.trees` in a sealed process: unpacked, and on the import path."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
+import importlib.abc
+import importlib.machinery
 import io
 import lzma
+import sys
 import tarfile
-from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import Any, Final
 
-from kqueue.contract import TESTS_LINE
+from kqueue.contract import TESTS_LINE, TREE_LINE, named_tree
+
+#: Name of a tree's folder, next to the source that names it.
+_FOLDER: Final = "tree"
+#: Modules that no tree replaces: the standard library, the judge's own packages, and packages that it has loaded.
+_KEPT: Final = sys.stdlib_module_names | {"kqueue", "migrations", "numpy", "torch", "triton", "workers"}
 
 
 class NotAnArchive(Exception):
     """The text contains no repository."""
-
-
-def pack(root: Path, files: Iterable[PurePosixPath]) -> str:
-    """Return the files of a folder packed as text.
-
-    Args:
-        files: their relative paths. A link to a file outside the folder is replaced by that file. Broken links and
-            links to folders outside are skipped.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:xz", preset=6, format=tarfile.PAX_FORMAT) as tar:
-        for name in sorted(files):
-            path = root / name
-            link = path.is_symlink() and path.exists()  # a link to itself cannot be followed
-            inside = link and path.resolve().is_relative_to(root) and not path.readlink().is_absolute()
-            if not inside and not path.is_file():
-                continue
-            member = tarfile.TarInfo(str(name))
-            # Some tests pack files into ZIP archives, which cannot store earlier dates than 1980.
-            member.mtime = 1_000_000_000
-            if inside:
-                member.type, member.linkname = tarfile.SYMTYPE, str(path.readlink())
-                tar.addfile(member)
-                continue
-            with path.open("rb") as file:
-                data = file.read()  # read once, because the size must match
-            member.size, member.mode = len(data), 0o755 if path.stat().st_mode & 0o100 else 0o644
-            tar.addfile(member, io.BytesIO(data))
-    return TESTS_LINE + base64.encodebytes(packed.getvalue()).decode()
 
 
 def unpack(text: str, folder: Path) -> None:
@@ -65,3 +42,43 @@ def unpack(text: str, folder: Path) -> None:
             tar.extractall(folder)  # noqa: S202 -- in a sealed process
     except (binascii.Error, EOFError, lzma.LZMAError, tarfile.TarError) as error:
         raise NotAnArchive(f"the repository's files cannot be unpacked: {error}") from None
+
+
+def install(tree: str, source: str, beside: Path) -> None:
+    """Unpack the tree that a source names, read-only, into a folder, and let imports find its modules.
+
+    Raises:
+        NotAnArchive: it contains other files than it lists.
+        OSError: see :func:`unpack`.
+    """
+    folder = beside / _FOLDER
+    if folder.exists():  # the same job is taken again
+        return
+    listed, _, packed = tree.removeprefix(TREE_LINE).partition("\n\n")
+    unpack(packed, folder)
+    found = set[str]()
+    for path in folder.rglob("*"):
+        if path.is_symlink() or path.is_file():
+            content = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
+            found.add(f"{hashlib.sha256(content).hexdigest()} {path.relative_to(folder)}")
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode & 0o555)
+    if found != set(listed.split("\n")):
+        raise NotAnArchive("the tree contains other files than it lists")
+    named = named_tree(source)
+    root = str(folder / named.root) if named is not None else str(folder)
+    sys.meta_path.insert(0, _Finder(root))
+    sys.path.append(root)  # for packages without __init__.py, after the installed ones
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds a tree's modules before installed ones, but never in the place of the judge's or torch's."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if path is not None or fullname in _KEPT:
+            return None
+        found = importlib.machinery.PathFinder.find_spec(fullname, [self._root], target)
+        return found if found is not None and found.loader is not None else None

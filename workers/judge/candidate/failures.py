@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from kqueue.backends import registered
+from kqueue.contract import named_tree
 from workers.judge.candidate.compilers import LOCATED, complaint
 from workers.judge.channel.gpu_memory import CudaCallError, driver
 from workers.judge.channel.protocol import Answer, Reply, Shortage, Tag
@@ -32,6 +33,8 @@ _TAGS: Final = {
 #: A terminal's sequence for colours, with which Numba marks its messages.
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _NEXT_TO: Final = "Only the source and installed files are here: write the content of files next to it into the source"
+_OF_PACKAGE: Final = ", or judge the package with its tree (`kqueue check`)"
+_IN_TREE: Final = "The seal hides all files but the tree's and installed ones: commit the module below the tree's root"
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
 #: Compile options that, together with the constants, decide how many resources a launch needs.
 _OPTIONS: Final = ("num_warps", "num_stages", "num_ctas")
@@ -62,7 +65,8 @@ def reply_to(command: Command, error: BaseException, kernel: str, *, on_gpu: boo
     message = complaint(text, kernel) if tag is Tag.COMPILE or LOCATED.search(text) else text
     head, end, rest = message.partition("\n")
     if isinstance(shown, ModuleNotFoundError):
-        message = f"{message}: this worker lacks it. Do without it, or install it for the workers. {_NEXT_TO}"
+        files = _IN_TREE if named_tree(kernel) else _NEXT_TO + _OF_PACKAGE
+        message = f"{message}: this worker lacks it. Do without it, or install it for the workers. {files}"
     elif "No such file or directory" in head and (tag is Tag.COMPILE or isinstance(shown, FileNotFoundError)):
         message = f"{head}. {_NEXT_TO}{end}{rest}"
     return Reply(

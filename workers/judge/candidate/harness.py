@@ -26,7 +26,17 @@ from typing import Any, Final, cast
 import torch
 
 from kqueue.backends import registered
-from workers.judge.candidate import failures, gradients, interpreter, libraries, memory, profile, ranks, warm_up
+from workers.judge.candidate import (
+    archive,
+    failures,
+    gradients,
+    interpreter,
+    libraries,
+    memory,
+    profile,
+    ranks,
+    warm_up,
+)
 from workers.judge.candidate.instance import Instance, is_plain, weights_of
 from workers.judge.channel import activities, flags
 from workers.judge.channel.arguments import check, put_together
@@ -222,6 +232,8 @@ class Harness:
         self._job = job
         # Written to a file, because Triton and tracebacks read sources from files.
         self._path.write_text(job.source, encoding="utf-8")
+        if job.tree:
+            archive.install(job.tree, job.source, self._path.parent)
         if job.device_asserts:
             _have_triton_assert()
         if job.lines:

@@ -159,6 +159,7 @@ class Job:
         architectures: GPU architectures for which a builder compiles. Empty for none.
         backward: compute gradients in a run under a tool.
         steps: number of forwards in each call, without a reset of buffers between them.
+        tree: text of the tree that the source names (:mod:`kqueue.trees`), or empty.
     """
 
     source: str
@@ -174,6 +175,7 @@ class Job:
     architectures: str = ""
     backward: bool = False
     steps: int = 1
+    tree: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,11 +52,14 @@ class Asked:
     on_gpu: bool
     #: True to make nvcc record the source line of each instruction.
     lines: bool
+    #: Text of the tree that the source names, or empty.
+    tree: str = ""
 
     def job(self) -> Job:
         """Return the builder's job, which contains nothing else about the evaluation."""
         architectures = _architectures() if self.on_gpu else ""
-        return Job(self.source, "", dtype=torch.float32, seed=0, architectures=architectures, lines=self.lines)
+        job = Job(self.source, "", dtype=torch.float32, seed=0, architectures=architectures, lines=self.lines)
+        return replace(job, tree=self.tree)
 
     def key(self, store: Store) -> str:
         """Return the key under which the build is kept."""

@@ -216,7 +216,8 @@ class Processes:
 
     def _begin_build(self) -> None:
         profile = self._profile(Role.BUILDER, BUILDER_OFFSET, self._built)
-        asked = build.Asked(self._request.kernel, on_gpu=self._slot.on_gpu, lines=bool(self._settings.examine))
+        tree, lines = self._request.tree_of(self._request.kernel), bool(self._settings.examine)
+        asked = build.Asked(self._request.kernel, on_gpu=self._slot.on_gpu, lines=lines, tree=tree)
         self.builder = build.begin(self._forkserver, profile, self._deadlines, asked)
         if isinstance(self.builder, Build):
             self._others.append(self.builder.process)
@@ -300,6 +301,7 @@ class Processes:
     def _hold(self, process: SealedProcess) -> Reference:
         self._cpu.count(Role.REFERENCE, process)
         self.reference = Reference(process, self._request.problem, self._settings, self._device)
+        self.reference.proxy.tree = self._request.tree_of(self._request.problem)
         return self.reference
 
     def _fork_reference(self) -> Reference:
@@ -370,4 +372,5 @@ class Processes:
             lines=bool(self._settings.examine),
             backward=self._pass is Pass.BOTH,
             steps=static.calls(self._request.problem) or 1,
+            tree=self._request.tree_of(source),
         )

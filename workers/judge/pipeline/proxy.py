@@ -85,6 +85,7 @@ class ReferenceProxy:
 
     Attributes:
         exchange: memory shared with the process, for its calls and their timing.
+        tree: text of the tree that the problem names, or empty.
         form: form of the problem's calls, known after the first case and the first output.
         seed: random seed of the last constructor.
         init_inputs: the constructor's arguments from ``get_init_inputs()``.
@@ -96,6 +97,7 @@ class ReferenceProxy:
         """Use a new or kept process, which runs nothing yet."""
         self.process = process
         self.source = source
+        self.tree = ""
         self.settings = settings
         self.device = device
         self.form = Form()
@@ -141,6 +143,7 @@ class ReferenceProxy:
             tf32=self.settings.tf32,
             seed=self.seed,
             steps=static.calls(self.source) or 1,
+            tree=self.tree,
         )
         self.order(Order.LOAD, what="importing the problem", payload=job)
 

@@ -29,7 +29,7 @@ from pydantic import TypeAdapter
 from kqueue import passes, shapes
 from kqueue.backends import PYTEST
 from kqueue.categories import Category
-from kqueue.contract import Phase, Policy, Request, Tolerances
+from kqueue.contract import Phase, Policy, Request, Tolerances, named_tree
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import Finding, Severity
 from kqueue.integrations import extraction
@@ -149,7 +149,7 @@ def _parsed(source: str) -> ast.Module:
 def program_of(source: str) -> str:
     """Return a hash of a kernel that comments, white space and names of variables do not change.
 
-    A number stands for each name, in the order of their first uses.
+    A number stands for each name, in the order of their first uses. The tree that the kernel names counts too.
     """
     numbers = dict[str, str]()
 
@@ -160,7 +160,9 @@ def program_of(source: str) -> str:
             return name + dot
         return numbers.setdefault(name, f"\0{len(numbers)};") + dot
 
-    return hashlib.sha256(_LAYOUT.sub(numbered, source).encode()).hexdigest()
+    tree = named_tree(source)
+    whole = _LAYOUT.sub(numbered, source) + (f"\0{tree.hash} {tree.root}" if tree else "")
+    return hashlib.sha256(whole.encode()).hexdigest()
 
 
 def _is_python(source: str) -> bool:

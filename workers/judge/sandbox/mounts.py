@@ -22,8 +22,8 @@ _SHARED: Final = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108
 #: Directories of the system, which are not covered.
 _SYSTEM: Final = ("/dev", "/etc", "/proc", "/sys")
 #: Maximum number of files and directories in a file system, because each takes kernel memory. A compiler's cache has
-#: hundreds.
-FILES: Final = 20_000
+#: hundreds, and a tree (:mod:`kqueue.trees`) up to 20,000.
+FILES: Final = 40_000
 
 
 @dataclass(frozen=True, slots=True)

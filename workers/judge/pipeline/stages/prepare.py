@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final, Literal
 
 from kqueue.backends import PYTEST
-from kqueue.contract import Phase, Policy
-from kqueue.evidence import GivenTolerance
+from kqueue.contract import TREE_LINE, Phase, Policy, Request, named_tree
+from kqueue.evidence import EvidentTree, GivenTolerance
 from workers.judge.gpu import environment
 from workers.judge.pipeline import grades, pytest_run, static, tools
 from workers.judge.pipeline.blame import invalid_problem
 from workers.judge.pipeline.context import Context
+
+#: Characters of a tree's list of files that are evidence.
+_NAMED_CHARACTERS: Final = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,20 @@ def prepare(context: Context) -> Prepared:
     return Prepared(environment_hash)
 
 
+def _trees(request: Request) -> Iterator[EvidentTree]:
+    """Yield the tree of each source that names one. The candidate checks the hashes."""
+    sources: tuple[tuple[Literal["kernel", "problem"], str], ...] = (
+        ("kernel", request.kernel),
+        ("problem", request.problem),
+    )
+    for of, source in sources:
+        if (tree := named_tree(source)) is not None:
+            listed, _, _ = request.tree_of(source).removeprefix(TREE_LINE).partition("\n\n")
+            lines, sizes = listed.split("\n"), accumulate(len(line) + 1 for line in listed.split("\n"))
+            shown = tuple(line for line, size in zip(lines, sizes, strict=True) if size <= _NAMED_CHARACTERS)
+            yield EvidentTree(of=of, hash=tree.hash, files=len(lines), named=shown)
+
+
 def _read_sources(context: Context) -> None:
     request, policy = context.request, context.settings.policies.findings
     static.check_problem(request.problem)
@@ -53,6 +73,7 @@ def _read_sources(context: Context) -> None:
             [context.evidence.tolerance] = listed
     fenced = () if context.fence is None else (context.fence,)
     context.evidence.findings = fenced or None
+    context.evidence.trees = tuple(_trees(request)) or None
     static.check(request.kernel)
     context.evidence.program = static.program_of(request.kernel)
     if policy is not Policy.ALLOW:

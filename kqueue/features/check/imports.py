@@ -1,0 +1,90 @@
+"""The files of a tree on which an operator depends, as far as its imports show them. Nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from kqueue.features.check.operators import file_of
+from kqueue.files import read_text
+
+#: Endings of files that no operator depends on.
+_IDLE: Final = frozenset({".md", ".rst", ".txt", ".png", ".svg", ".ipynb"})
+#: Maximum size in bytes of a module whose imports are read.
+_MOST_BYTES: Final = 4 << 20
+
+
+def closure(folder: Path, files: frozenset[str], root: str, module: str) -> frozenset[str]:
+    """Return the files of a module of an unpacked tree, and of all modules that it imports, their packages included."""
+    seen, found, left = set[str](), set[str](), [module]
+    while left:
+        name = left.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        left.append(name.rpartition(".")[0]) if "." in name else None
+        path = file_of(name, files, root)
+        if path is None:
+            continue
+        found.add(path)
+        if path.endswith(".py"):
+            package = name if path.endswith("/__init__.py") else name.rpartition(".")[0]
+            left += _imports(folder / path, package)
+    return frozenset(found)
+
+
+def touched(changed: frozenset[str], files: frozenset[str]) -> bool:
+    """Return whether a change of some paths can change the operator that depends on ``files``.
+
+    A file that is no module, such as CUDA code, counts for all operators of its top folder, and one in the
+    repository's own folder, such as setup.py, for all.
+    """
+    tops = {PurePosixPath(file).parts[0] for file in files}
+    for path in map(PurePosixPath, changed):
+        if str(path) in files:
+            return True
+        if path.suffix not in _IDLE and (len(path.parts) == 1 or (path.suffix != ".py" and path.parts[0] in tops)):
+            return True
+    return False
+
+
+def defines(path: Path, name: str) -> bool:
+    """Return whether a module can define a name, as far as its text shows it."""
+    tree = _parsed(path)
+    if tree is None:
+        return True
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=found) | ast.AsyncFunctionDef(name=found) | ast.ClassDef(name=found):
+                names = {found}
+            case ast.Name(id=found, ctx=ast.Store()):
+                names = {found}
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                names = {alias.asname or alias.name for alias in aliases}
+            case _:
+                continue
+        if names & {name, "*", "__getattr__"}:
+            return True
+    return False
+
+
+def _parsed(path: Path) -> ast.Module | None:
+    try:
+        return ast.parse(read_text(path, _MOST_BYTES)) if path.suffix == ".py" else None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _imports(path: Path, package: str) -> Iterator[str]:
+    """Yield the modules that a file imports, and the names in them, which can be modules too."""
+    for node in ast.walk(_parsed(path) or ast.Module([], [])):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, (base, node.module)))
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names if alias.name != "*")

@@ -1,0 +1,376 @@
+"""One check: each shape of each operator is judged at head, and then base and head fight a duel.
+
+A change of speed counts if two duels agree, because a check has many. The second one gives the ratio and its interval,
+which its selection by the first does not bias. A fault of base is reported, and never makes head fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from kqueue.backends import registered
+from kqueue.categories import Blame
+from kqueue.contract import Request, Result, Sanitizer, parse_request
+from kqueue.errors import InvalidRequest, JudgeUnavailable
+from kqueue.evidence import SIZES_RULE, Environment
+from kqueue.features.check import imports
+from kqueue.features.check.operators import BASE, Case, Operator, Operators, file_of, kernel_of, problem_of, read
+from kqueue.features.duel.duels import Duel
+from kqueue.files import read_text
+from kqueue.judging import guess_backend
+from kqueue.text import one_line
+from kqueue.trees import Clone, Tree, pack
+
+#: Maximum size in bytes of a reference's file, and of the modules from which a backend is guessed.
+_MOST_BYTES: Final = 1 << 20
+_MOST_WORDS: Final = 300
+#: Part by which head can still be slower after a duel without a decision, above which its speed is unknown.
+_NOISY: Final = 0.05
+
+
+class State(StrEnum):
+    """The result of a row."""
+
+    RIGHT = "right"
+    """Right, and not slower than allowed."""
+    WRONG = "wrong"
+    SLOWER = "slower"
+    """Slower than allowed."""
+    UNJUDGED = "could not be judged"
+    SKIPPED = "skipped"
+    """Not judged on purpose: removed, or untouched by the change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The result of one shape of an operator in one dtype on one lane.
+
+    Attributes:
+        speed: head's speed divided by base's, None if they were not compared. ``interval`` is its interval.
+        evaluation_id, duel: ids on a fleet of the evaluation of head, and of the last duel.
+    """
+
+    operator: str
+    state: State
+    words: str
+    shape: str = ""
+    dtype: str = ""
+    lane: str = ""
+    speed: float | None = None
+    interval: tuple[float, float] | None = None
+    evaluation_id: str | None = None
+    duel: str | None = None
+    environment: Environment | None = None
+
+    @property
+    def name(self) -> str:
+        """The operator with its shape, dtype and lane."""
+        given = ", ".join(filter(None, (self.shape, self.dtype, self.lane)))
+        return f"{self.operator}[{given}]" if given else self.operator
+
+    def ending(self, state: State, *words: str) -> Row:
+        """Return the row with its result, in words of which some can be empty."""
+        return replace(self, state=state, words="; ".join(filter(None, words)))
+
+    def record(self) -> dict[str, Any]:
+        """Return the row in JSON."""
+        return asdict(self) | {"environment": self.environment and self.environment.model_dump(mode="json")}
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One revision: the folder with its files, their tree, and its operators or None without a list of them."""
+
+    revision: str
+    folder: Path
+    tree: Tree
+    operators: Operators | None
+
+    @property
+    def root(self) -> str:
+        """The folder where its imports begin."""
+        return self.operators.root if self.operators is not None else ""
+
+    @property
+    def line(self) -> str:
+        """The first line of a source that imports from it."""
+        return self.tree.line(self.root)
+
+    def file_of(self, entry: str) -> str | None:
+        """Return the path of the file of an entry's module, or None."""
+        return file_of(entry.partition(":")[0], self.tree.files, self.root)
+
+    def lacks(self, operator: Operator) -> str:
+        """Return what an operator misses in this revision, or nothing."""
+        module, _, name = operator.entry.partition(":")
+        if (path := self.file_of(operator.entry)) is None:
+            where = f" below {self.root}" if self.root else ""
+            return f"there is no module {module}{where}"
+        return "" if imports.defines(self.folder / path, name) else f"{path} defines no {name}"
+
+    def closure(self, operator: Operator) -> frozenset[str]:
+        """Return the files on which an operator depends, as far as they show it."""
+        return imports.closure(self.folder, self.tree.files, self.root, operator.module)
+
+    def backend(self, operator: Operator) -> str:
+        """Return the backend of an operator: its own, or the one that its modules show."""
+        if operator.backend is not None:
+            return operator.backend
+        paths = [self.folder / path for path in sorted(self.closure(operator)) if path.endswith(".py")]
+        try:
+            return guess_backend("\n".join(read_text(path, _MOST_BYTES) for path in paths))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{operator.name}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Check:
+    """The settings of a check.
+
+    Attributes:
+        judge: function that judges a request.
+        fight: function that fights a duel of base and head to its end.
+        settings: further settings of the evaluations, in JSON.
+        batch: batch of the evaluations.
+        lanes: the lanes on which each row is judged, or an empty name on this machine.
+        timed: whether speeds are compared.
+        qualify: whether the sanitizers look at head.
+        environment: the environment of a judge on this machine.
+    """
+
+    base: Side
+    head: Side
+    judge: Callable[[Request], Result]
+    fight: Callable[[Request, Request], Duel]
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    batch: str | None = None
+    lanes: tuple[str, ...] = ("",)
+    timed: bool = True
+    qualify: bool = False
+    environment: Environment | None = None
+
+    def tasks(self, changed: frozenset[str] | None) -> Iterator[Callable[[], Row]]:
+        """Yield a function for each row. ``changed`` are the paths that the change touches, or None to judge all."""
+        assert self.head.operators is not None
+        theirs = self.base.operators.by_name if self.base.operators is not None else {}
+        for name in sorted(theirs.keys() - self.head.operators.by_name.keys()):
+            row = Row(name, State.SKIPPED, "removed: only base lists it")
+            yield lambda row=row: row
+        for operator in self.head.operators.by_name.values():
+            files = self.head.closure(operator) | self.base.closure(theirs.get(operator.name, operator))
+            if changed is not None and operator == theirs.get(operator.name) and not imports.touched(changed, files):
+                row = Row(operator.name, State.SKIPPED, "the change touches none of its files")
+                yield lambda row=row: row
+                continue
+            for case in operator.cases():
+                for lane in self.lanes:
+                    yield lambda case=case, lane=lane: self.row(case, lane)
+
+    def row(self, case: Case, lane: str = "") -> Row:
+        """Judge one shape."""
+        operator = case.operator
+        row = Row(operator.name, State.RIGHT, "", case.shape, str(case.dtype), lane)
+        theirs = self.base.operators.by_name.get(operator.name, operator) if self.base.operators else operator
+        missing, before = self.head.lacks(operator), self.base.lacks(theirs)
+        if missing and before:
+            return row.ending(State.UNJUDGED, f"{missing}, neither in head nor in base")
+        if missing:
+            return row.ending(State.WRONG, f"{missing} in head, and base has it")
+        try:
+            return self._judged(case, row, theirs, before)
+        except JudgeUnavailable as error:
+            return row.ending(State.UNJUDGED, one_line(error))
+
+    def _judged(self, case: Case, row: Row, theirs: Operator, before: str) -> Row:
+        operator = case.operator
+        if before and operator.reference == BASE:
+            return row.ending(State.UNJUDGED, f"{before} in base, which is its reference: give another")
+        head = self._request(case, row.lane, self.head, operator, shapes="flag", qualify=self.qualify)
+        result = self.judge(head)
+        row = replace(row, evaluation_id=_id_of(result), environment=getattr(result, "environment", self.environment))
+        if not result.judged:
+            return row.ending(State.UNJUDGED, _words(result))
+        if self.qualify and (fault := _examined(result)) is not None:
+            return row.ending(*fault)
+        specialised = _specialised(result)
+        if before:
+            notes = [f"new: {before} in base", specialised and _OWN_SIZES]
+            return (
+                row.ending(State.RIGHT, "right", *notes) if result.passed else row.ending(State.WRONG, _words(result))
+            )
+        if not result.passed and result.facts.exception != _MISSING:
+            return row.ending(State.WRONG, _words(result))
+        base = self._request(case, row.lane, self.base, theirs, shapes="flag" if specialised else "allow")
+        other = self.judge(base)
+        if not result.passed:
+            if other.facts.exception == _MISSING:
+                return row.ending(State.UNJUDGED, "base too", _words(result))
+            return row.ending(State.WRONG, _words(result))
+        notes = ["its definition changed" if operator != theirs else ""]
+        if other.blame is Blame.CANDIDATE:
+            return row.ending(State.RIGHT, "right", *notes, f"{_BASE_WRONG}: {_words(other)}")
+        if not other.passed:
+            return row.ending(State.UNJUDGED, "right, but base could not be judged", _words(other))
+        if specialised and not _specialised(other):
+            return row.ending(State.WRONG, f"{_OWN_SIZES}, unlike base: {specialised}")
+        notes.append(specialised and f"{_OWN_SIZES}, like base")
+        if not self.timed:
+            return row.ending(State.RIGHT, "right", *notes)
+        return self._compared(base, head, operator.slower, row, notes)
+
+    def _compared(self, base: Request, head: Request, slower: float, row: Row, notes: list[str]) -> Row:
+        winners: list[str | None] = []
+        while True:
+            duel = self.fight(self._timed(base), self._timed(head))
+            row = replace(row, speed=duel.ratio, interval=duel.interval, duel=duel.id if self.batch else None)
+            winners.append(duel.winner if duel.reason == "faster" else None)
+            if len(winners) == 2 or winners == [None]:
+                break
+        match duel.reason:
+            case "faster" if len(set(winners)) == 1 and duel.ratio and duel.interval:
+                part = f"{100 * abs(duel.ratio - 1):.2g} % {'faster' if duel.winner == 'b' else 'slower'} than base"
+                if duel.winner == "a" and duel.interval[1] < 1 - slower:
+                    return row.ending(State.SLOWER, part, *notes)
+                allowed = f"not surely by more than the allowed {100 * slower:g} %" if duel.winner == "a" else ""
+                return row.ending(State.RIGHT, "right", part, allowed, *notes)
+            case "faster" | "rounds" if duel.interval and duel.interval[0] < 1 - max(slower, _NOISY):
+                part = f"too noisy: head could be {100 * (1 - duel.interval[0]):.2g} % slower"
+                return row.ending(State.UNJUDGED, "right, but not its speed", part, *notes)
+            case "faster" | "equal" | "rounds":
+                return row.ending(State.RIGHT, "right", "no difference in speed found", *notes)
+            case "failed" if duel.winner == "b":
+                return row.ending(State.RIGHT, "right", f"{_BASE_WRONG}: {duel.a_failed}, when judged again", *notes)
+            case "failed" | "both_failed":
+                return row.ending(State.WRONG, f"{duel.b_failed}, when judged again", *notes)
+            case _:
+                return row.ending(State.UNJUDGED, "right, but not its speed", duel.message, *notes)
+
+    def _request(
+        self, case: Case, lane: str, side: Side, operator: Operator, *, shapes: str, qualify: bool = False
+    ) -> Request:
+        of = case.operator
+        reference = _reference_of(of, self.base, self.head)
+        trees = {side.tree.name: side.tree.text}
+        line, text = "", ""
+        if reference is not None:
+            if of.reference_file:
+                text = read_text(reference.folder / of.reference_file, _MOST_BYTES)
+            line = reference.line
+            trees[reference.tree.name] = reference.tree.text
+        settings: dict[str, Any] = {
+            **self.settings,
+            "precision": case.dtype,
+            "policies": {"shapes": shapes, **self.settings.get("policies", {})},
+            "timing": {**self.settings.get("timing", {}), "purpose": "check"},
+        }
+        if of.tolerance is not None:
+            settings["tolerance"] = of.tolerance.model_dump()
+        if of.gradients:
+            settings["backward"] = True
+        if qualify:
+            settings["examine"] = {"sanitize": list(Sanitizer)}
+        backend = side.backend(operator)
+        if backend not in registered():
+            raise InvalidRequest(f"{of.name}: backend: use one of {', '.join(registered())}")
+        return parse_request(
+            {
+                "problem": problem_of(case, line, text),
+                "kernel": kernel_of(operator, side.line),
+                "trees": tuple(trees.values()),
+                "backend": backend,
+                "settings": settings,
+                "problem_label": f"{of.name} {case.shape} {case.dtype}"[:200],
+                "kernel_label": f"{operator.entry} at {side.revision[:12]}"[:200],
+                "batch": self.batch,
+                **({"lane": lane} if lane else {}),
+            }
+        )
+
+    def _timed(self, request: Request) -> Request:
+        """Return a request for the times of a kernel that was judged. A fleet has stored its trees."""
+        given = request.settings.model_dump(mode="json", exclude_unset=True)
+        timing = {**given["timing"], "purpose": self.settings.get("timing", {}).get("purpose", "rank")}
+        policies = {**given["policies"], "shapes": "allow"}
+        settings = {**given, "timing": timing, "policies": policies, "examine": {}}
+        trees = {} if self.batch is None else {"trees": ()}
+        return parse_request(request.model_dump(exclude_unset=True) | {"settings": settings} | trees)
+
+
+def sides(
+    clone: Clone, revisions: tuple[str, str], folder: Path, config: str, names: Iterable[str] | None
+) -> tuple[Side, Side]:
+    """Return both revisions, packed. If base lists no operators, head's count."""
+    both: list[Side] = []
+    for name, revision in zip(("head", "base"), reversed(revisions), strict=True):
+        place = folder / name
+        clone.unpack(revision, place)
+        listed, tree = place / config, pack(place)
+        operators = read(listed, f"{config} of {name}") if name == "head" or listed.is_file() else None
+        both.append(Side(revision, place, tree, operators))
+    head, base = both
+    assert head.operators is not None
+    for name in names or ():
+        if name not in head.operators.by_name:
+            raise InvalidRequest(f"--operator {name}: {config} of head has {', '.join(head.operators.by_name)}")
+    chosen = set(names or head.operators.by_name)
+    if base.operators is None:
+        base = replace(base, operators=Operators(head.operators.root, {}))
+    elif names:
+        base = replace(base, operators=_some(base.operators, chosen))
+    return base, replace(head, operators=_some(head.operators, chosen))
+
+
+def _some(operators: Operators, names: set[str]) -> Operators:
+    return replace(operators, by_name={name: one for name, one in operators.by_name.items() if name in names})
+
+
+#: Type of the exception for a missing module, which both sides raise if the host lacks it.
+_MISSING: Final = "builtins.ModuleNotFoundError"
+_OWN_SIZES: Final = "right at its own sizes only"
+_BASE_WRONG: Final = "base itself is wrong, so their speeds are not compared"
+
+
+def _reference_of(operator: Operator, base: Side, head: Side) -> Side | None:
+    """Return the side from which the reference comes, base if it has it, or None if no tree contains it."""
+    if operator.reference == BASE:
+        return base
+    for side in (base, head):
+        if operator.reference_file:
+            if operator.reference_file in side.tree.files:
+                return side
+        elif side.file_of(operator.reference):
+            return side
+    if operator.reference_file:
+        raise InvalidRequest(f"{operator.name}: reference: neither base nor head has {operator.reference_file}")
+    return None
+
+
+def _examined(result: Result) -> tuple[State, str] | None:
+    """Return the end of a row whose kernel a sanitizer faults or could not examine, or None."""
+    runs = result.evidence.sanitized or ()
+    for run in runs:
+        if run.findings:
+            return State.WRONG, one_line(f"{run.tool} found {run.errors} errors: {run.findings[0]}")[:_MOST_WORDS]
+    broken = "; ".join(f"{run.tool}: {run.error}" for run in runs if run.error) or ("" if runs else "no tool ran")
+    if result.passed and broken:
+        return State.UNJUDGED, one_line(f"right, but not examined: {broken}")[:_MOST_WORDS]
+    return None
+
+
+def _specialised(result: Result) -> str:
+    """Return the size on which a kernel that is right at its own sizes fails, or nothing."""
+    found = [one.evidence for one in result.evidence.findings or () if one.rule == SIZES_RULE]
+    return one_line(found[0])[:_MOST_WORDS] if found else ""
+
+
+def _words(result: Result) -> str:
+    return one_line(f"{result.category}: {result.message}")[:_MOST_WORDS]
+
+
+def _id_of(result: Result) -> str | None:
+    found = getattr(result, "evaluation_id", None)
+    return None if found is None else str(found)
