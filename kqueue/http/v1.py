@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from datetime import UTC
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
@@ -15,19 +14,17 @@ from fastapi.responses import PlainTextResponse
 from kqueue import contract, receipts
 from kqueue.categories import CATEGORIES
 from kqueue.client.transport import Accepted
-from kqueue.contract import Precision
 from kqueue.errors import IdempotencyConflict, InvalidRequest
-from kqueue.http import cursors, events, failures, readings, shapes
-from kqueue.http.auth import Reader, Sharer, Submitter
+from kqueue.http import events, failures, shapes
+from kqueue.http.auth import Reader, Submitter
 from kqueue.http.devices import CurrentFleet
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, CurrentGateway
 from kqueue.states import ArtifactName
-from kqueue.store import evaluations, reports, sharing
+from kqueue.store import evaluations, reports
 
 router: Final = APIRouter(prefix="/v1", tags=["v1"])
 router.include_router(events.router)
-router.include_router(readings.router)
 
 #: Maximum number of verdicts in one answer. A verdict can contain a log and evidence.
 _MOST_VERDICTS: Final = 20
@@ -134,28 +131,6 @@ async def submit_each(
     )
 
 
-@router.get("/evaluations")
-async def listing(_: Reader, gateway: CurrentGateway, wanted: Annotated[shapes.ListQuery, Query()]) -> shapes.Page:
-    """List evaluations in pages, the latest submission first."""
-    since = wanted.since
-    filters = wanted.model_dump(exclude={"since", "limit", "cursor"})
-    listed = await gateway.read(
-        reports.listing,
-        since=since if since is None or since.tzinfo else since.replace(tzinfo=UTC),
-        after=None if wanted.cursor is None else cursors.read(wanted.cursor, UUID),
-        limit=wanted.limit + 1,
-        **filters,
-    )
-    page, more = cursors.page(listed, wanted.limit, lambda one: (one.submitted_at, one.evaluation_id))
-    return shapes.Page(evaluations=page, cursor=more)
-
-
-@router.get("/evaluations/{evaluation_id}")
-async def get(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> reports.Evaluation:
-    """Return one evaluation with its attempts and its verdict, or the reason why it waits."""
-    return await gateway.read(reports.show, evaluation_id, within_s=gateway.config.live_s)
-
-
 @router.post("/evaluations/{evaluation_id}/cancel")
 async def cancel(evaluation_id: UUID, caller: Submitter, gateway: CurrentGateway) -> shapes.Cancelled:
     """Cancel an evaluation, and kill it if it runs."""
@@ -256,84 +231,10 @@ async def keys(gateway: CurrentGateway) -> dict[Literal["keys"], list[shapes.Pub
     return {"keys": [shapes.PublicKey(key_id=receipts.key_id(one), public_key=one) for one in public]}
 
 
-@router.get("/batches/{batch:path}")
-async def batch(batch: events.BatchName, _: Reader, gateway: CurrentGateway) -> reports.Batch:
-    """Return the progress of a batch."""
-    state = await gateway.read(reports.batch_state, batch)
-    if state is None:
-        raise events.unknown_batch(batch)
-    return state
-
-
 @router.get("/categories")
 async def categories(_: Reader) -> shapes.Categories:
     """Return the table of categories, with the blame of each."""
     return shapes.Categories(categories=[shapes.CategoryShape.model_validate(row) for row in CATEGORIES.values()])
-
-
-@router.get("/leaderboard")
-async def leaderboard(
-    _: Reader,
-    gateway: CurrentGateway,
-    problem: Annotated[shapes.Text, Query(description="A label, or the beginning of a hash.")] = None,
-    precision: Precision | None = None,
-    device: Annotated[shapes.Text, Query(description="A device model's name, or a part of it.")] = None,
-    limit: shapes.Limit = 100,
-) -> shapes.Leaderboard:
-    """Return the fastest passed kernel of each problem, precision and device model."""
-    best = await gateway.read(reports.best, problem=problem, precision=precision, device=device, limit=limit)
-    return shapes.Leaderboard(best=best)
-
-
-@router.get("/problems")
-async def problems(
-    _: Reader,
-    gateway: CurrentGateway,
-    problem: Annotated[shapes.Text, Query(description="A label, or the beginning of a hash.")] = None,
-    limit: shapes.Limit = 100,
-    cursor: shapes.Text = None,
-) -> shapes.Problems:
-    """List stored problems in pages, the latest first."""
-    after = None if cursor is None else cursors.read(cursor, cursors.checked_hash)
-    stored = await gateway.read(reports.problems, problem=problem, after=after, limit=limit + 1)
-    page, more = cursors.page(stored, limit, lambda one: (one.created_at, one.problem_hash))
-    return shapes.Problems(problems=page, cursor=more)
-
-
-@router.get("/problems/{problem_hash}")
-async def problem(problem_hash: _Hash, _: Reader, gateway: CurrentGateway) -> reports.ProblemDetail:
-    """Return a stored or shared problem with its source."""
-    return await gateway.read(reports.problem, problem_hash)
-
-
-@router.get("/shared")
-async def shared(_: Reader, gateway: CurrentGateway) -> shapes.SharedProblems:
-    """List the problems that owners share, with their sources. Submissions name them `sha256:` and their hash."""
-    return shapes.SharedProblems(problems=await gateway.read(sharing.listing))
-
-
-@router.put("/problems/{problem_hash}/shared")
-async def share(
-    problem_hash: _Hash,
-    _: Sharer,
-    gateway: CurrentGateway,
-    label: Annotated[shapes.Text, Query(description="Its name. By default the label of its last evaluation.")] = None,
-    leaderboard: Annotated[bool, Query(description="Let owners see each other's times for it.")] = False,
-) -> sharing.Shared:
-    """Share a problem that the caller's owner submitted: all owners can read it and submit kernels for it."""
-    return await gateway.read(sharing.share, problem_hash, label=label, leaderboard=leaderboard)
-
-
-@router.delete("/problems/{problem_hash}/shared", status_code=204)
-async def unshare(problem_hash: _Hash, _: Sharer, gateway: CurrentGateway) -> None:
-    """Stop sharing a problem. Owners that submitted for it keep a copy."""
-    await gateway.read(sharing.unshare, problem_hash)
-
-
-@router.get("/problems/{problem_hash}/board")
-async def board(problem_hash: _Hash, _: Reader, gateway: CurrentGateway, limit: shapes.Limit = 100) -> shapes.Board:
-    """Return the best times of each owner for a shared problem. Empty unless it is shared with a leaderboard."""
-    return shapes.Board(entries=await gateway.read(sharing.board, problem_hash, limit=limit))
 
 
 @router.get("/fleet")
