@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from kqueue import contract, receipts
 from kqueue.categories import CATEGORIES
-from kqueue.client.transport import Accepted
+from kqueue.client.transport import Accepted, check_each
 from kqueue.errors import IdempotencyConflict, InvalidRequest
 from kqueue.http import events, failures, shapes
 from kqueue.http.auth import Reader, Submitter
 from kqueue.http.devices import CurrentFleet
 from kqueue.http.failures import HttpError
-from kqueue.http.gateway import Caller, CurrentGateway
+from kqueue.http.gateway import CurrentGateway
 from kqueue.states import ArtifactName
 from kqueue.store import evaluations, reports
 
@@ -44,7 +44,6 @@ _EXAMPLE: Final[Mapping[str, Any]] = {
 }
 
 REFUSALS: Final = failures.documented(409, 429)
-_Hash = Annotated[str, Path(pattern=f"^{contract.HASH}$", description="SHA-256 of the source.")]
 _Timeout = Annotated[float, Query(ge=0, le=300, allow_inf_nan=False, description="Seconds.")]
 _IdleLane = Annotated[
     bool, Query(description="Accept a lane (not `auto`) that no live worker serves now, instead of refusing with 409.")
@@ -61,6 +60,59 @@ Key = Annotated[
 ]
 
 
+@dataclass
+class Submission:
+    """A request that submits, with the keys of its evaluations.
+
+    A stored key contains the token's id and an agent's session, so that no other caller can occupy it.
+    """
+
+    caller: Submitter
+    gateway: CurrentGateway
+    allow_idle_lane: _IdleLane = False
+    idempotency_key: Key = None
+
+    def __post_init__(self) -> None:
+        self._given: dict[str, str] = {}
+
+    async def all(self, requests: Sequence[contract.Request]) -> Sequence[Accepted]:
+        """Submit all requests or none. Errors name the caller's keys."""
+        try:
+            return await self.gateway.submit(self.caller, requests, allow_idle_lane=self.allow_idle_lane)
+        except IdempotencyConflict as error:
+            raise self.given(error) from None
+
+    def put(self, request: contract.Request, index: int | None = None) -> contract.Request:
+        """Return ``request`` with its stored key, made from its own key or the header's.
+
+        ``index`` is the request's index among several. A single request whose key differs from the header's raises
+        InvalidRequest.
+        """
+        key, header = request.idempotency_key, self.idempotency_key
+        if header is not None and index is not None:
+            header = f"{header}/{index}"
+        elif header is not None and key not in (None, header):
+            raise InvalidRequest("idempotency_key: the header Idempotency-Key has another key. Send one of the two")
+        key = header if key is None else key
+        if key is None:
+            return request
+        kept, token_id, session = key, self.caller.token_id, self.caller.viewer.session
+        if token_id is not None or session is not None:
+            of_session = "" if session is None else f"{session}:"
+            kept = f"token:{token_id}:{of_session}{hashlib.sha256(key.encode()).hexdigest()}"
+        self._given[kept] = key
+        return request.model_copy(update={"idempotency_key": kept})
+
+    def given(self, error: InvalidRequest | HttpError) -> InvalidRequest | HttpError:
+        """Return the error with the caller's keys instead of the stored ones, if it names any."""
+        if not isinstance(error, IdempotencyConflict):
+            return error
+        return IdempotencyConflict(self._given[key] for key in error.keys)
+
+
+_Submission = Annotated[Submission, Depends(Submission)]
+
+
 @router.post(
     "/evaluations",
     status_code=201,
@@ -70,15 +122,10 @@ Key = Annotated[
 async def submit(
     body: Annotated[contract.Request, Body(openapi_examples={"relu": {"value": _EXAMPLE}})],
     answer: Response,
-    caller: Submitter,
-    gateway: CurrentGateway,
-    allow_idle_lane: _IdleLane = False,
-    idempotency_key: Key = None,
+    submission: _Submission,
 ) -> Accepted:
     """Submit one evaluation. It gets exactly one verdict, even if the connection breaks."""
-    keys = Keys(caller, idempotency_key)
-    with keys.as_given():
-        [ticket] = await gateway.submit(caller, [keys.put(body)], allow_idle_lane=allow_idle_lane)
+    [ticket] = await submission.all([submission.put(body)])
     answer.headers["Location"] = f"/v1/evaluations/{ticket.evaluation_id}"
     if not ticket.created:
         answer.status_code = 200
@@ -86,44 +133,26 @@ async def submit(
 
 
 @router.post("/evaluations/batch", status_code=201, responses=REFUSALS)
-async def submit_batch(
-    body: shapes.Entries,
-    caller: Submitter,
-    gateway: CurrentGateway,
-    allow_idle_lane: _IdleLane = False,
-    idempotency_key: Key = None,
-) -> shapes.AcceptedBatch:
+async def submit_batch(body: shapes.Entries, submission: _Submission) -> shapes.AcceptedBatch:
     """Submit all evaluations or none, in one transaction."""
-    gateway.bound(len(body.entries))
-    keys = Keys(caller, idempotency_key)
-    requests = [keys.put(entry, index) for index, entry in enumerate(body.entries)]
-    with keys.as_given():
-        tickets = await gateway.submit(caller, requests, allow_idle_lane=allow_idle_lane)
-    return shapes.AcceptedBatch(evaluations=[*tickets])
+    submission.gateway.bound(len(body.entries))
+    requests = [submission.put(entry, index) for index, entry in enumerate(body.entries)]
+    return shapes.AcceptedBatch(evaluations=[*await submission.all(requests)])
 
 
 @router.post("/evaluations/each", responses=REFUSALS)
-async def submit_each(
-    body: shapes.LooseEntries,
-    request: Request,
-    caller: Submitter,
-    gateway: CurrentGateway,
-    allow_idle_lane: _IdleLane = False,
-    idempotency_key: Key = None,
-) -> shapes.EntryResults:
+async def submit_each(body: shapes.LooseEntries, request: Request, submission: _Submission) -> shapes.EntryResults:
     """Submit every valid entry. The result of a refused entry is its error."""
+    gateway = submission.gateway
     gateway.bound(len(body.entries))
-    keys = Keys(caller, idempotency_key)
-    checked: list[contract.Request | InvalidRequest] = []
-    for index, entry in enumerate(body.entries):
-        try:
-            checked.append(keys.put(contract.parse_request(entry), index))
-        except InvalidRequest as error:
-            checked.append(error)
-    results = await gateway.submit_each(caller, checked, allow_idle_lane=allow_idle_lane)
+    entries = [
+        entry if isinstance(entry, InvalidRequest) else submission.put(entry, index)
+        for index, entry in enumerate(check_each(body.entries))
+    ]
+    results = await gateway.submit_each(submission.caller, entries, allow_idle_lane=submission.allow_idle_lane)
     return shapes.EntryResults(
         results=[
-            shapes.EntryResult(error=failures.describe(keys.given(result), request.scope["path"]))
+            shapes.EntryResult(error=failures.describe(submission.given(result), request.scope["path"]))
             if isinstance(result, InvalidRequest | HttpError)
             else shapes.EntryResult(evaluation=result)
             for result in results
@@ -250,54 +279,6 @@ async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
         gpus=[device.gpu for device in view.devices],
         **view.records,
     )
-
-
-class Keys:
-    """The idempotency keys of one HTTP request: the caller's keys and the stored keys.
-
-    A stored key contains the token's id and an agent's session, so that no other can occupy it.
-    """
-
-    def __init__(self, caller: Caller, header: str | None) -> None:
-        self._token_id = caller.token_id
-        self._session = caller.viewer.session
-        self._header = header
-        self._given: dict[str, str] = {}
-
-    def put(self, request: contract.Request, index: int | None = None) -> contract.Request:
-        """Return ``request`` with its stored key, made from its own key or the header's.
-
-        ``index`` is the request's index among several. A single request whose key differs from the header's raises
-        InvalidRequest.
-        """
-        key, header = request.idempotency_key, self._header
-        if header is not None and index is not None:
-            header = f"{header}/{index}"
-        elif header is not None and key not in (None, header):
-            raise InvalidRequest("idempotency_key: the header Idempotency-Key has another key. Send one of the two")
-        key = header if key is None else key
-        if key is None:
-            return request
-        kept = key
-        if self._token_id is not None or self._session is not None:
-            of_session = "" if self._session is None else f"{self._session}:"
-            kept = f"token:{self._token_id}:{of_session}{hashlib.sha256(key.encode()).hexdigest()}"
-        self._given[kept] = key
-        return request.model_copy(update={"idempotency_key": kept})
-
-    def given(self, error: InvalidRequest | HttpError) -> InvalidRequest | HttpError:
-        """Return the error with the caller's keys instead of the stored ones, if it names any."""
-        if not isinstance(error, IdempotencyConflict):
-            return error
-        return IdempotencyConflict(self._given[key] for key in error.keys)
-
-    @contextmanager
-    def as_given(self) -> Generator[None]:
-        """Replace stored keys by the caller's keys in errors that the block raises."""
-        try:
-            yield
-        except IdempotencyConflict as error:
-            raise self.given(error) from None
 
 
 def _unfinished(evaluation_id: UUID) -> HttpError:
