@@ -101,7 +101,7 @@ def _on_server(run: Callable[..., Any], server: Server, report: Callable[..., An
         (ordered, most), left, after = PAGES[report], given["limit"], given.get("after")
         while left > 0 and (page := get(limit=min(most, left), after=after)):
             yield page
-            after, left = (getattr(page[-1], ordered), page[-1].evaluation_id), len(page) // most * (left - most)
+            after, left = [getattr(page[-1], one) for one in ordered], len(page) // most * (left - most)
 
     if report not in PAGES:
         return get()

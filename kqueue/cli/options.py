@@ -104,40 +104,33 @@ def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True)
-class Judging:
-    """The options on how kernels are judged."""
+class Timed:
+    """The options on how kernels are judged and timed."""
 
     precision: Precision = None
     checks: Checks = None
-    no_timing: NoTiming = False
     calls: Calls = None
     settings: SettingsTree = None
     assignments: Assignments = None
 
     def tree(self) -> dict[str, Any]:
-        """Return the settings in JSON."""
-        return settings_of(**vars(self))
+        """Return the settings of ``--settings``, overridden by ``--set``, overridden by the short options."""
+        given = {"precision": self.precision, "checks": self.checks}
+        short: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if self.calls is not None:
+            short["timing"] = {"calls": self.calls}
+        return sources.merged(sources.read_settings(self.settings, self.assignments or ()), short)
 
 
-def settings_of(
-    settings: str | None,
-    assignments: Iterable[str] | None,
-    *,
-    precision: str | None,
-    checks: int | None = None,
-    calls: int | None = None,
-    no_timing: bool = False,
-) -> dict[str, Any]:
-    """Return the settings from ``--settings``, overridden by ``--set``, overridden by the short options."""
-    tree = sources.read_settings(settings, assignments or ())
-    for short in (
-        {} if precision is None else {"precision": precision},
-        {} if checks is None else {"checks": checks},
-        {} if calls is None else {"timing": {"calls": calls}},
-        {"timing": {"purpose": "check"}} if no_timing else {},
-    ):
-        tree = sources.merged(tree, short)
-    return tree
+@dataclass(frozen=True)
+class Judging(Timed):
+    """The options on how kernels are judged."""
+
+    no_timing: NoTiming = False
+
+    def tree(self) -> dict[str, Any]:
+        """Return the settings, without times for ``--no-timing``."""
+        return sources.merged(super().tree(), {"timing": {"purpose": "check"}} if self.no_timing else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +181,7 @@ class Examined:
                     option = "set" if name == "assignments" else name
                     raise InvalidRequest(f"--{option}: an evaluation's options are fixed: give --problem too")
             return _of_evaluation(command, what)
-        tree = settings_of(self.settings, self.assignments, precision=self.precision)
+        tree = Timed(self.precision, settings=self.settings, assignments=self.assignments).tree()
         if self.device is not None and self.lane is not None:
             raise InvalidRequest("--lane and --device: give one of them. --device judges without a fleet")
         fields = sources.read_problem(self.problem)

@@ -7,10 +7,11 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
+from io import StringIO
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -20,15 +21,11 @@ from kqueue.categories import Blame, Category
 from kqueue.cli import options
 from kqueue.cli.connection import Reader, reading
 from kqueue.cli.render import Columns, category_text, console, emit, print_table, table, text
-from kqueue.errors import ConfigError, DatabaseUnavailable, KqueueError, SchemaMismatch
+from kqueue.errors import ConfigError, KqueueError, SchemaMismatch
 from kqueue.figures import age, brief, gib, step
 from kqueue.states import EvaluationState
 
 if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
-
-    from kqueue.categories import Category
     from kqueue.store.gpus import GpuStatus
     from kqueue.store.reports import Crowd, Listed
     from kqueue.store.workers import LiveWorker
@@ -55,7 +52,7 @@ class _Status:
     gpu_memory: Sequence[Mapping[str, Any]]
     records: Mapping[str, Any]
     last_hour: Mapping[str, Mapping[str, int]]
-    broker: Mapping[str, Any] | None
+    broker: Mapping[str, Any] | None = None
 
 
 def status(
@@ -65,44 +62,46 @@ def status(
 
     Exits with 3 if Redis cannot be reached.
     """
-    from kqueue.config import load, names_server
-
-    config, over_http = load(), names_server()
     from kqueue import broker
+    from kqueue.config import load, names_server
     from kqueue.store import reports
 
+    failure = None
     with reading("status") as read:
-        lanes: dict[str, dict[str, int]] = {
-            name: {**states, "workers": 0} for name, states in read(reports.states).items()
-        }
-        fleet = read(reports.fleet)
-        outcomes = read(reports.outcomes, since=datetime.now(UTC) - timedelta(hours=1))
-        crowds = read(reports.crowds)
+        view = _look(read, reports.states, EvaluationState)
+    if not names_server():
+        try:
+            broker.check(broker.make_app(load()))
+        except KqueueError as error:
+            failure = str(error)
+        view = replace(view, broker={"reachable": failure is None, "error": failure})
+    emit(view, _print, as_json=as_json, record=lambda one: (fields := asdict(one)) | fields.pop("records"))
+    if failure is not None:
+        raise typer.Exit(3)
+
+
+def _look(read: Reader, counts: Callable[..., Any], states: Iterable[EvaluationState]) -> _Status:
+    """Return the state of a fleet. ``counts`` is a report on the numbers of evaluations in ``states`` by lane."""
+    from kqueue.store import reports
+
+    lanes: dict[str, dict[str, int]] = {name: {**counted, "workers": 0} for name, counted in read(counts).items()}
+    fleet = read(reports.fleet)
+    outcomes = read(reports.outcomes, since=datetime.now(UTC) - timedelta(hours=1))
     for worker in fleet.workers:
         for lane in worker.lanes:
-            lanes.setdefault(lane, {**dict.fromkeys(EvaluationState, 0), "workers": 0})["workers"] += 1
+            lanes.setdefault(lane, {**dict.fromkeys(states, 0), "workers": 0})["workers"] += 1
     blames: dict[str, int] = {}
     for category, count in outcomes.items():
         blames[category.blame] = blames.get(category.blame, 0) + count
-    failure = None
-    try:
-        if not over_http:
-            broker.check(broker.make_app(config))
-    except KqueueError as error:
-        failure = str(error)
-    view = _Status(
+    return _Status(
         lanes,
-        crowds,
+        read(reports.crowds),
         fleet.workers,
         [gpu for gpu in fleet.gpus if gpu.paused is not None],
         list(_gpu_memory(fleet.gpus, fleet.workers)),
         fleet.records,
         {"by_blame": blames, "by_category": {str(name): count for name, count in outcomes.items()}},
-        None if over_http else {"reachable": failure is None, "error": failure},
     )
-    emit(view, _print, as_json=as_json, record=lambda one: (fields := asdict(one)) | fields.pop("records"))
-    if failure is not None:
-        raise typer.Exit(3)
 
 
 def _gpu_memory(statuses: Iterable[GpuStatus], live: Sequence[LiveWorker]) -> Iterator[dict[str, Any]]:
@@ -160,10 +159,9 @@ _OUTCOME: Final[Columns[tuple[str, int]]] = {
 
 
 def _print(view: _Status) -> None:
-    columns = (*EvaluationState, "workers")
     if view.lanes:
-        rows = ((name, *(view.lanes[name][column] for column in columns)) for name in sorted(view.lanes))
-        print_table(("lane", *columns), rows, title="queue")
+        rows = ((name, *view.lanes[name].values()) for name in sorted(view.lanes))
+        print_table(("lane", *next(iter(view.lanes.values()))), rows, title="queue")
     else:
         console().print("queue: empty, and no worker is alive")
     table(_CROWD, title="queued by producer")(view.queued[:_CROWDS])
@@ -192,11 +190,6 @@ _PAUSE_RATIO: Final = 4
 _FAILURES: Final = 3
 _BLAMED: Final = (Blame.FLEET, Blame.PROBLEM, Blame.CANDIDATE)
 _QUIT: Final = frozenset(b"qQ\x03")
-#: Columns of a terminal below which lanes and labels, or also devices, are omitted.
-_WIDE: Final = 100
-_NARROW: Final = 60
-#: Maximum characters of a cell. Only the last column can be longer, if there is room.
-_CELL: Final = 28
 
 
 def top(
@@ -212,8 +205,7 @@ def top(
         load().require_database()  # report it at once, and not as a temporary error
     if once or not (sys.stdin.isatty() and sys.stdout.isatty()):
         with reading("top") as read:
-            shown = console()
-            shown.print(_frame(_query(read), None, shown.width))
+            _frame(_query(read), None)
         return
     _show(every)
 
@@ -223,15 +215,11 @@ def top(
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """The state of the fleet at one time, with outcomes of the last minute and hour, and the last failures."""
+    """The state of the fleet at one time, with the number of outcomes of the last minute, and the last failures."""
 
     at: datetime
-    backlog: dict[str, dict[EvaluationState, int]]
-    crowds: list[Crowd]
-    live: list[LiveWorker]
-    gpus: list[GpuStatus]
-    minute: dict[Category, int]
-    hour: dict[Category, int]
+    fleet: _Status
+    minute: int
     failures: list[Listed]
 
 
@@ -240,15 +228,10 @@ def _query(read: Reader) -> _View:
 
     now = datetime.now(UTC)
     hour = now - timedelta(hours=1)
-    fleet = read(reports.fleet)
     return _View(
         at=now,
-        backlog=read(reports.backlog),
-        crowds=read(reports.crowds),
-        live=fleet.workers,
-        gpus=fleet.gpus,
-        minute=read(reports.outcomes, since=now - timedelta(minutes=1)),
-        hour=read(reports.outcomes, since=hour),
+        fleet=_look(read, reports.backlog, (EvaluationState.QUEUED, EvaluationState.RUNNING)),
+        minute=sum(read(reports.outcomes, since=now - timedelta(minutes=1)).values()),
         failures=[one for blame in _BLAMED for one in read(reports.results, since=hour, limit=_FAILURES, blame=blame)],
     )
 
@@ -258,49 +241,45 @@ class _Poller:
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
-        self._over = threading.Event()
+        self.over = threading.Event()
         self.view: _View | None = None
         self.trouble: str | None = None
         """Reason why there is no newer view, or None."""
         threading.Thread(target=self._run, daemon=True).start()
 
-    def stop(self) -> None:
-        """Stop polling."""
-        self._over.set()
-
     def _run(self) -> None:
-        while not self._over.is_set():
-            # The schema can have changed when the database answers again.
-            with suppress(KqueueError), self._reported_errors(), reading("top") as read:
-                while not self._over.is_set():
-                    began = time.monotonic()
-                    self.view = _query(read)
-                    self.trouble = None
-                    # A slow database is queried less often.
-                    self._over.wait(max(self._every_s, _PAUSE_RATIO * (time.monotonic() - began)))
-            self._over.wait(self._every_s)
-
-    @contextmanager
-    def _reported_errors(self) -> Generator[None]:
-        try:
-            yield
-        except (ConfigError, SchemaMismatch) as error:
-            self.trouble = str(error)
-            raise
-        except KqueueError as error:
-            self.trouble = f"{error} (trying again)"
-            raise
-        except Exception as error:
-            self.trouble = f"the query failed: {type(error).__name__}: {error} (trying again)"
-            raise DatabaseUnavailable(self.trouble) from error
+        while not self.over.is_set():
+            try:
+                # The schema can have changed when the database answers again.
+                with reading("top") as read:
+                    while not self.over.is_set():
+                        began = time.monotonic()
+                        self.view, self.trouble = _query(read), None
+                        # A slow database is queried less often.
+                        self.over.wait(max(self._every_s, _PAUSE_RATIO * (time.monotonic() - began)))
+            except (ConfigError, SchemaMismatch) as error:
+                self.trouble = str(error)
+            except KqueueError as error:
+                self.trouble = f"{error} (trying again)"
+            except Exception as error:  # noqa: BLE001 it is shown
+                self.trouble = f"the query failed: {type(error).__name__}: {error} (trying again)"
+            self.over.wait(self._every_s)
 
 
 # Showing -----------------------------------------------------------------------------------------------
 
 
+class _Held(StringIO):
+    """Output to a terminal that is kept."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def _show(every: float) -> None:
     """Show views on the terminal until the user exits."""
     from rich.live import Live
+    from rich.text import Text
 
     shown = console()
     poller = _Poller(every)
@@ -316,10 +295,12 @@ def _show(every: float) -> None:
                 # Ages are in whole seconds. An unchanged view is not drawn again.
                 now = (poller.view, poller.trouble, shown.size, int(time.monotonic()))
                 if now != last:
-                    live.update(_frame(poller.view, poller.trouble, shown.width), refresh=True)
+                    with redirect_stdout(_Held()) as held:
+                        _frame(poller.view, poller.trouble)
+                    live.update(Text.from_ansi(held.getvalue()), refresh=True)
                     last = now
     finally:
-        poller.stop()
+        poller.over.set()
 
 
 @contextmanager
@@ -348,119 +329,31 @@ def _keys() -> Generator[Any]:
             termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
-def _frame(view: _View | None, trouble: str | None, width: int) -> Group:
-    """Return a view for a terminal of this number of columns."""
-    from rich.console import Group
-
-    parts: list[Any] = []
+def _frame(view: _View | None, trouble: str | None) -> None:
+    """Print a view."""
     if trouble is not None:
-        parts.append(text(trouble, "bold red"))
+        console().print(text(trouble, "bold red"))
     if view is None:
-        return Group(*parts, text("no data yet. Press q to exit", "dim"))
-    parts.append(_head(view))
-    parts += [text(""), _lanes(view), text(""), _workers(view, width)]
-    if view.failures:
-        parts += [text(""), _failures(view.failures, wide=width >= _WIDE)]
-    return Group(*parts)
-
-
-def _head(view: _View) -> Any:
-    ended = sum(view.hour.values())
-    passed = sum(number for category, number in view.hour.items() if category.blame is Blame.NONE)
-    slots = sum(worker.paused is None or worker.busy_since is not None for worker in view.live)
-    busy = sum(worker.busy_since is not None for worker in view.live)
+        console().print(text("no data yet. Press q to exit", "dim"))
+        return
+    live, hour = view.fleet.workers, view.fleet.last_hour
+    slots = sum(worker.paused is None or worker.busy_since is not None for worker in live)
     parts = [
         f"{view.at:%H:%M:%S}Z",
-        f"{busy} of {slots} slots busy",
-        f"{sum(view.minute.values())} ended in a minute",
-        f"{ended} in an hour, {passed} passed",
+        f"{sum(worker.busy_since is not None for worker in live)} of {slots} slots busy",
+        f"{view.minute} ended in a minute",
+        f"{sum(hour['by_category'].values())} in an hour, {hour['by_blame'].get(Blame.NONE, 0)} passed",
     ]
-    return text(" | ".join(parts), "bold")
+    console().print(text(" | ".join(parts), "bold"))
+    _print(replace(view.fleet, last_hour={"by_category": {}}))
+    table(_FAILURE, title="last failures")(view.failures)
 
 
-def _lanes(view: _View) -> Table:
-    oldest: dict[str, datetime] = {}
-    for crowd in view.crowds:
-        oldest[crowd.lane] = min(crowd.since, oldest.get(crowd.lane, crowd.since))
-    slots: dict[str, int] = {}
-    for worker in view.live:
-        for lane in worker.lanes:
-            slots[lane] = slots.get(lane, 0) + (worker.paused is None)
-    rows: list[Sequence[object]] = []
-    for lane in sorted(slots.keys() | view.backlog.keys()):
-        counts = view.backlog.get(lane, {})
-        queued = counts.get(EvaluationState.QUEUED, 0)
-        serving = text(slots.get(lane, 0), "bold red" if queued and not slots.get(lane) else "")
-        since = age(oldest[lane]) if lane in oldest else ""
-        rows.append((lane, queued, counts.get(EvaluationState.RUNNING, 0), serving, since))
-    return _table("lanes", ("lane", "queued", "running", "slots", "oldest waits"), rows, right=(1, 2, 3))
-
-
-def _workers(view: _View, width: int) -> Table:
-    names = {gpu.uuid: gpu for gpu in view.gpus}
-    rows: list[Sequence[object]] = []
-    for worker in view.live:
-        gpu = names.get(worker.device)
-        device = worker.device if gpu is None else f"{gpu.index} {gpu.name}"
-        state = doing = ""
-        if worker.paused is not None:
-            state = f"pauses: {worker.paused}"
-        elif worker.waits_for is not None:
-            state = f"waits for the device, which {worker.waits_for} has"
-        elif gpu is not None and gpu.reason is not None:
-            state = f"{gpu.state}: {gpu.reason}"
-        else:
-            doing = step(worker.step)
-        other = "another owner's" if worker.busy_since else "idle"
-        busy = str(worker.busy_with)[:8] if worker.busy_with else text(other, "dim")
-        since = age(worker.busy_since) if worker.busy_since else ""
-        row: list[object] = [worker.name, busy, since]
-        if width >= _NARROW:
-            row.append(device)
-        if width >= _WIDE:
-            row.append(" ".join(worker.lanes))
-        rows.append((*row, text(state, "yellow") if state else text(doing, "dim")))
-    columns = ("slot", "runs", "for", *(["device"] if width >= _NARROW else []), *(["lanes"] if width >= _WIDE else []))
-    return _table("slots", (*columns, ""), rows, right=(2,), empty="no worker is alive")
-
-
-def _failures(listed: Iterable[Listed], *, wide: bool) -> Table:
-    rows: list[Sequence[object]] = []
-    for one in listed:
-        assert one.finished_at is not None, "it is finished"
-        assert one.blame is not None, "it is finished"
-        kernel = one.kernel_label or one.kernel_hash[:12]
-        row: list[object] = [one.blame, age(one.finished_at), category_text(str(one.category), one.blame)]
-        if wide:
-            row += [str(one.evaluation_id)[:8], kernel]
-        rows.append((*row, brief(one.message)))
-    columns = ("blame", "ago", "category", *(["id", "kernel"] if wide else []), "message")
-    return _table("last failures", columns, rows, right=(1,))
-
-
-def _table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[int] = (), empty: str = ""
-) -> Table:
-    """Return a table with one line for each row. Cells that do not fit are cut off."""
-    from rich.table import Table
-    from rich.text import Text
-
-    cells = [[cell if isinstance(cell, Text) else text(cell) for cell in row] for row in rows]
-    table = Table(
-        box=None, title=text(title, "bold"), title_justify="left", header_style="dim", expand=True, pad_edge=False,
-        padding=(0, 2, 0, 0), caption=None if cells or not empty else text(empty), caption_justify="left",
-    )  # fmt: skip
-    last = len(columns) - 1
-    for index, column in enumerate(columns):
-        for row in cells:
-            if index != last:
-                row[index].truncate(_CELL, overflow="ellipsis")
-        table.add_column(
-            column, justify="right" if index in right else "left", no_wrap=True, overflow="ellipsis",
-            # The last column has the remaining width.
-            ratio=1 if index == last else None,
-            min_width=None if index == last else max((row[index].cell_len for row in cells), default=0),
-        )  # fmt: skip
-    for row in cells:
-        table.add_row(*row)
-    return table
+_FAILURE: Final[Columns[Listed]] = {
+    "blame": lambda one: one.blame,
+    "ago": lambda one: one.finished_at and age(one.finished_at),
+    "category": lambda one: category_text(str(one.category), str(one.blame)),
+    "id": lambda one: str(one.evaluation_id)[:8],
+    "kernel": lambda one: one.kernel_label or one.kernel_hash[:12],
+    "message": lambda one: brief(one.message),
+}

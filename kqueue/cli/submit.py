@@ -278,11 +278,9 @@ def _writer(items: Sequence[Item], *, wait: bool, as_json: bool) -> Callable[[],
 
 
 def _submit(client: Client, entries: Sequence[Entry], allow_idle_lane: bool) -> list[Item]:
-    good = [entry for entry in entries if entry.error is None]
-    slots = iter(client.submit_each([entry.fields for entry in good], allow_idle_lane=allow_idle_lane))
+    given = (entry.error or entry.fields for entry in entries)
     items: list[Item] = []
-    for entry in entries:
-        result = entry.error or next(slots)
+    for entry, result in zip(entries, client.submit_each(given, allow_idle_lane=allow_idle_lane), strict=True):
         # The sources have been sent. Drop them to limit memory for a long stream.
         labels = {name: value for name, value in entry.fields.items() if name.endswith("_label")}
         item = Item(Entry(entry.where, labels), source=entry.fields.get("kernel", "") if len(entries) == 1 else "")

@@ -11,8 +11,8 @@ from uuid import UUID
 from kqueue.contract import Request, Verdict, parse_request
 from kqueue.errors import InvalidRequest
 
-#: A request, or its fields by name.
-Entry = Request | Mapping[str, Any]
+#: A request, its fields by name, or the error by which it is refused.
+Entry = Request | Mapping[str, Any] | InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def check_each(entries: Iterable[Entry]) -> list[Request | InvalidRequest]:
     checked: list[Request | InvalidRequest] = []
     for entry in entries:
         try:
-            checked.append(check(entry))
+            checked.append(entry if isinstance(entry, InvalidRequest) else check(entry))
         except InvalidRequest as error:
             checked.append(error)
     return checked

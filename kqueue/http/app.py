@@ -15,14 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kqueue import receipts, registry, tracing, upper_limits
 from kqueue.config import Config
 from kqueue.errors import KqueueError, ServiceError
-from kqueue.http import auth, check_access, failures, maintenance, metrics, openapi, v1
+from kqueue.http import auth, check_access, failures, maintenance, metrics, openapi, readings, v1
 from kqueue.http.access import AccessLog
 from kqueue.http.devices import Fleet
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, Gateway
 from kqueue.store.engine import FLEET, acting
 
-_ROUTERS: Final = (v1.router, maintenance.router, metrics.router)
+_ROUTERS: Final = (v1.router, readings.router, maintenance.router, metrics.router)
 _TWO_LENGTHS: Final = "the body's length is given in two ways: send either Content-Length or Transfer-Encoding"
 _CLOSE: Final = {"Connection": "close"}
 #: Maximum bytes of a form that a client without a credential can send.

@@ -236,19 +236,15 @@ class Gateway:
         Raise an HttpError 429 if the caller has too many evaluations without a verdict.
         """
         permitted = [self._judged(caller, entry) for entry in entries]
-        given = [e for e, p in zip(entries, permitted, strict=True) if isinstance(p, contract.Request)]
         async with self._admitted(caller, len(entries)):
-            results = await self.client.submit_each(
-                [entry for entry in permitted if isinstance(entry, contract.Request)], allow_idle_lane=allow_idle_lane
-            )
+            results = await self.client.submit_each(permitted, allow_idle_lane=allow_idle_lane)
             await self._attribute(caller, [result for result in results if not isinstance(result, InvalidRequest)])
-        answers = iter(
+        return [
             _unknown(entry, result)
             if isinstance(entry, contract.Request) and isinstance(result, UnknownProblem)
             else result
-            for entry, result in zip(given, results, strict=True)
-        )
-        return [next(answers) if isinstance(entry, contract.Request) else entry for entry in permitted]
+            for entry, result in zip(entries, results, strict=True)
+        ]
 
     async def note(self, caller: Caller | None, action: Action, *subjects: object, every_s: float = 0) -> None:
         """Add to the audit log. The caller is None if it is unknown. An equal entry is not repeated for ``every_s``."""

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Annotated, Any, Final, get_args
+from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, create_model
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from kqueue import contract
 from kqueue.categories import Blame, Category
 from kqueue.client.transport import Accepted
 from kqueue.config import MAX_BATCH
-from kqueue.filters import FILTERS
 from kqueue.http.devices import View
 from kqueue.http.failures import ProblemDetails
 from kqueue.states import EvaluationState
-from kqueue.store import reports, sharing
 from kqueue.store.gpus import GpuStatus
 from kqueue.store.reports.overview import Records
 from kqueue.store.workers import LiveWorker
@@ -26,14 +23,13 @@ from kqueue.store.workers import LiveWorker
 _ID = "8e8ff5a3-0d57-44d6-b3a5-6d9d0f6a2b11"
 
 
-#: Parameters of lists.
+#: Parameter with any text.
 Text = Annotated[str | None, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
-Limit = Annotated[int, Field(ge=1, le=1000)]
-#: Types of filters with limits, by the type of the filter.
-LIMITED: Final[dict[Any, Any]] = {str | None: Text, str | Collection[str] | None: Text}
 
 
-class _Shape(BaseModel):
+class Shape(BaseModel):
+    """The base of answers."""
+
     model_config = ConfigDict(use_attribute_docstrings=True, from_attributes=True)
 
 
@@ -59,13 +55,13 @@ class LooseEntries(Body):
     )
 
 
-class AcceptedBatch(_Shape):
+class AcceptedBatch(Shape):
     """Evaluations in the order of their entries."""
 
     evaluations: list[Accepted]
 
 
-class EntryResult(_Shape):
+class EntryResult(Shape):
     """The result of one entry. Exactly one of the two fields is set."""
 
     evaluation: Accepted | None = None
@@ -73,34 +69,13 @@ class EntryResult(_Shape):
     """The reason for a refusal. Nothing of the entry was stored."""
 
 
-class EntryResults(_Shape):
+class EntryResults(Shape):
     """The result of each entry, in the order of the entries."""
 
     results: list[EntryResult]
 
 
-def _parameter(kind: Any) -> Any:
-    kind, *captions = get_args(kind) if hasattr(kind, "__metadata__") else (kind,)
-    return (Annotated[LIMITED.get(kind, kind), Field(description=captions[0] if captions else None)], None)
-
-
-class ListQuery(create_model("Filtered", **{name: _parameter(kind) for name, kind in FILTERS.items()})):
-    """The parameters of a list of evaluations."""
-
-    since: Annotated[datetime | None, Field(description="Earliest time of submission, UTC by default.")] = None
-    limit: Limit = 100
-    cursor: Text = None
-
-
-class Page(_Shape):
-    """Evaluations, the latest submitted first."""
-
-    evaluations: Sequence[reports.Listed]
-    cursor: str | None
-    """The cursor of the next page, or null on the last page."""
-
-
-class Awaited(_Shape):
+class Awaited(Shape):
     """An evaluation's verdict, or null if it did not come in time."""
 
     evaluation_id: UUID = Field(examples=[_ID])
@@ -115,7 +90,7 @@ class WaitFor(Body):
     """Maximum seconds of the wait."""
 
 
-class Verdicts(_Shape):
+class Verdicts(Shape):
     """Some of the verdicts that exist, or none if none came in time."""
 
     verdicts: list[contract.Verdict]
@@ -123,14 +98,14 @@ class Verdicts(_Shape):
     """Requested ids without an evaluation."""
 
 
-class Cancelled(_Shape):
+class Cancelled(Shape):
     """The result of a cancellation. `cancelled` is false if the evaluation already had its verdict."""
 
     evaluation_id: UUID = Field(examples=[_ID])
     cancelled: bool
 
 
-class Artifact(_Shape):
+class Artifact(Shape):
     """A file of an evaluation."""
 
     name: str = Field(examples=["kernel.py"])
@@ -139,13 +114,13 @@ class Artifact(_Shape):
     href: str = Field(examples=[f"/v1/evaluations/{_ID}/artifacts/kernel.py"])
 
 
-class Artifacts(_Shape):
+class Artifacts(Shape):
     """The files of an evaluation. Before its verdict these are the two sources."""
 
     artifacts: list[Artifact]
 
 
-class CategoryShape(_Shape):
+class CategoryShape(Shape):
     """A row of the table of categories."""
 
     category: Category
@@ -157,46 +132,20 @@ class CategoryShape(_Shape):
     meaning: str
 
 
-class Categories(_Shape):
+class Categories(Shape):
     """All categories."""
 
     categories: list[CategoryShape]
 
 
-class Leaderboard(_Shape):
-    """The fastest passed kernel of each problem, precision and device model, the largest speedup first."""
-
-    best: list[reports.Placed]
-
-
-class Problems(_Shape):
-    """Stored problems, the latest first."""
-
-    problems: Sequence[reports.StoredProblem]
-    cursor: str | None
-    """The cursor of the next page, or null on the last page."""
-
-
-class SharedProblems(_Shape):
-    """The problems that owners share, the first shared first."""
-
-    problems: list[sharing.Shared]
-
-
-class Board(_Shape):
-    """The leaderboard of a shared problem: one entry for each owner, precision and device model."""
-
-    entries: list[sharing.Entry]
-
-
-class PublicKey(_Shape):
+class PublicKey(Shape):
     """An Ed25519 key that signed receipts, in hexadecimal."""
 
     key_id: str
     public_key: str
 
 
-class Lane(_Shape):
+class Lane(Shape):
     """The numbers of evaluations and workers of a lane."""
 
     queued: int

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
-from datetime import UTC
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from kqueue import contract, receipts
 from kqueue.categories import CATEGORIES
-from kqueue.client.transport import Accepted
-from kqueue.contract import Precision
+from kqueue.client.transport import Accepted, check_each
 from kqueue.errors import IdempotencyConflict, InvalidRequest
-from kqueue.http import cursors, events, failures, readings, shapes
-from kqueue.http.auth import Reader, Sharer, Submitter
+from kqueue.http import events, failures, shapes
+from kqueue.http.auth import Reader, Submitter
 from kqueue.http.devices import CurrentFleet
 from kqueue.http.failures import HttpError
-from kqueue.http.gateway import Caller, CurrentGateway
+from kqueue.http.gateway import CurrentGateway
 from kqueue.states import ArtifactName
-from kqueue.store import evaluations, reports, sharing
+from kqueue.store import evaluations, reports
 
 router: Final = APIRouter(prefix="/v1", tags=["v1"])
 router.include_router(events.router)
-router.include_router(readings.router)
 
 #: Maximum number of verdicts in one answer. A verdict can contain a log and evidence.
 _MOST_VERDICTS: Final = 20
@@ -47,7 +44,6 @@ _EXAMPLE: Final[Mapping[str, Any]] = {
 }
 
 REFUSALS: Final = failures.documented(409, 429)
-_Hash = Annotated[str, Path(pattern=f"^{contract.HASH}$", description="SHA-256 of the source.")]
 _Timeout = Annotated[float, Query(ge=0, le=300, allow_inf_nan=False, description="Seconds.")]
 _IdleLane = Annotated[
     bool, Query(description="Accept a lane (not `auto`) that no live worker serves now, instead of refusing with 409.")
@@ -64,6 +60,59 @@ Key = Annotated[
 ]
 
 
+@dataclass
+class Submission:
+    """A request that submits, with the keys of its evaluations.
+
+    A stored key contains the token's id and an agent's session, so that no other caller can occupy it.
+    """
+
+    caller: Submitter
+    gateway: CurrentGateway
+    allow_idle_lane: _IdleLane = False
+    idempotency_key: Key = None
+
+    def __post_init__(self) -> None:
+        self._given: dict[str, str] = {}
+
+    async def all(self, requests: Sequence[contract.Request]) -> Sequence[Accepted]:
+        """Submit all requests or none. Errors name the caller's keys."""
+        try:
+            return await self.gateway.submit(self.caller, requests, allow_idle_lane=self.allow_idle_lane)
+        except IdempotencyConflict as error:
+            raise self.given(error) from None
+
+    def put(self, request: contract.Request, index: int | None = None) -> contract.Request:
+        """Return ``request`` with its stored key, made from its own key or the header's.
+
+        ``index`` is the request's index among several. A single request whose key differs from the header's raises
+        InvalidRequest.
+        """
+        key, header = request.idempotency_key, self.idempotency_key
+        if header is not None and index is not None:
+            header = f"{header}/{index}"
+        elif header is not None and key not in (None, header):
+            raise InvalidRequest("idempotency_key: the header Idempotency-Key has another key. Send one of the two")
+        key = header if key is None else key
+        if key is None:
+            return request
+        kept, token_id, session = key, self.caller.token_id, self.caller.viewer.session
+        if token_id is not None or session is not None:
+            of_session = "" if session is None else f"{session}:"
+            kept = f"token:{token_id}:{of_session}{hashlib.sha256(key.encode()).hexdigest()}"
+        self._given[kept] = key
+        return request.model_copy(update={"idempotency_key": kept})
+
+    def given(self, error: InvalidRequest | HttpError) -> InvalidRequest | HttpError:
+        """Return the error with the caller's keys instead of the stored ones, if it names any."""
+        if not isinstance(error, IdempotencyConflict):
+            return error
+        return IdempotencyConflict(self._given[key] for key in error.keys)
+
+
+_Submission = Annotated[Submission, Depends(Submission)]
+
+
 @router.post(
     "/evaluations",
     status_code=201,
@@ -73,15 +122,10 @@ Key = Annotated[
 async def submit(
     body: Annotated[contract.Request, Body(openapi_examples={"relu": {"value": _EXAMPLE}})],
     answer: Response,
-    caller: Submitter,
-    gateway: CurrentGateway,
-    allow_idle_lane: _IdleLane = False,
-    idempotency_key: Key = None,
+    submission: _Submission,
 ) -> Accepted:
     """Submit one evaluation. It gets exactly one verdict, even if the connection breaks."""
-    keys = Keys(caller, idempotency_key)
-    with keys.as_given():
-        [ticket] = await gateway.submit(caller, [keys.put(body)], allow_idle_lane=allow_idle_lane)
+    [ticket] = await submission.all([submission.put(body)])
     answer.headers["Location"] = f"/v1/evaluations/{ticket.evaluation_id}"
     if not ticket.created:
         answer.status_code = 200
@@ -89,71 +133,31 @@ async def submit(
 
 
 @router.post("/evaluations/batch", status_code=201, responses=REFUSALS)
-async def submit_batch(
-    body: shapes.Entries,
-    caller: Submitter,
-    gateway: CurrentGateway,
-    allow_idle_lane: _IdleLane = False,
-    idempotency_key: Key = None,
-) -> shapes.AcceptedBatch:
+async def submit_batch(body: shapes.Entries, submission: _Submission) -> shapes.AcceptedBatch:
     """Submit all evaluations or none, in one transaction."""
-    gateway.bound(len(body.entries))
-    keys = Keys(caller, idempotency_key)
-    requests = [keys.put(entry, index) for index, entry in enumerate(body.entries)]
-    with keys.as_given():
-        tickets = await gateway.submit(caller, requests, allow_idle_lane=allow_idle_lane)
-    return shapes.AcceptedBatch(evaluations=[*tickets])
+    submission.gateway.bound(len(body.entries))
+    requests = [submission.put(entry, index) for index, entry in enumerate(body.entries)]
+    return shapes.AcceptedBatch(evaluations=[*await submission.all(requests)])
 
 
 @router.post("/evaluations/each", responses=REFUSALS)
-async def submit_each(
-    body: shapes.LooseEntries,
-    request: Request,
-    caller: Submitter,
-    gateway: CurrentGateway,
-    allow_idle_lane: _IdleLane = False,
-    idempotency_key: Key = None,
-) -> shapes.EntryResults:
+async def submit_each(body: shapes.LooseEntries, request: Request, submission: _Submission) -> shapes.EntryResults:
     """Submit every valid entry. The result of a refused entry is its error."""
+    gateway = submission.gateway
     gateway.bound(len(body.entries))
-    keys = Keys(caller, idempotency_key)
-    checked: list[contract.Request | InvalidRequest] = []
-    for index, entry in enumerate(body.entries):
-        try:
-            checked.append(keys.put(contract.parse_request(entry), index))
-        except InvalidRequest as error:
-            checked.append(error)
-    results = await gateway.submit_each(caller, checked, allow_idle_lane=allow_idle_lane)
+    entries = [
+        entry if isinstance(entry, InvalidRequest) else submission.put(entry, index)
+        for index, entry in enumerate(check_each(body.entries))
+    ]
+    results = await gateway.submit_each(submission.caller, entries, allow_idle_lane=submission.allow_idle_lane)
     return shapes.EntryResults(
         results=[
-            shapes.EntryResult(error=failures.describe(keys.given(result), request.scope["path"]))
+            shapes.EntryResult(error=failures.describe(submission.given(result), request.scope["path"]))
             if isinstance(result, InvalidRequest | HttpError)
             else shapes.EntryResult(evaluation=result)
             for result in results
         ]
     )
-
-
-@router.get("/evaluations")
-async def listing(_: Reader, gateway: CurrentGateway, wanted: Annotated[shapes.ListQuery, Query()]) -> shapes.Page:
-    """List evaluations in pages, the latest submission first."""
-    since = wanted.since
-    filters = wanted.model_dump(exclude={"since", "limit", "cursor"})
-    listed = await gateway.read(
-        reports.listing,
-        since=since if since is None or since.tzinfo else since.replace(tzinfo=UTC),
-        after=None if wanted.cursor is None else cursors.read(wanted.cursor, UUID),
-        limit=wanted.limit + 1,
-        **filters,
-    )
-    page, more = cursors.page(listed, wanted.limit, lambda one: (one.submitted_at, one.evaluation_id))
-    return shapes.Page(evaluations=page, cursor=more)
-
-
-@router.get("/evaluations/{evaluation_id}")
-async def get(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> reports.Evaluation:
-    """Return one evaluation with its attempts and its verdict, or the reason why it waits."""
-    return await gateway.read(reports.show, evaluation_id, within_s=gateway.config.live_s)
 
 
 @router.post("/evaluations/{evaluation_id}/cancel")
@@ -256,84 +260,10 @@ async def keys(gateway: CurrentGateway) -> dict[Literal["keys"], list[shapes.Pub
     return {"keys": [shapes.PublicKey(key_id=receipts.key_id(one), public_key=one) for one in public]}
 
 
-@router.get("/batches/{batch:path}")
-async def batch(batch: events.BatchName, _: Reader, gateway: CurrentGateway) -> reports.Batch:
-    """Return the progress of a batch."""
-    state = await gateway.read(reports.batch_state, batch)
-    if state is None:
-        raise events.unknown_batch(batch)
-    return state
-
-
 @router.get("/categories")
 async def categories(_: Reader) -> shapes.Categories:
     """Return the table of categories, with the blame of each."""
     return shapes.Categories(categories=[shapes.CategoryShape.model_validate(row) for row in CATEGORIES.values()])
-
-
-@router.get("/leaderboard")
-async def leaderboard(
-    _: Reader,
-    gateway: CurrentGateway,
-    problem: Annotated[shapes.Text, Query(description="A label, or the beginning of a hash.")] = None,
-    precision: Precision | None = None,
-    device: Annotated[shapes.Text, Query(description="A device model's name, or a part of it.")] = None,
-    limit: shapes.Limit = 100,
-) -> shapes.Leaderboard:
-    """Return the fastest passed kernel of each problem, precision and device model."""
-    best = await gateway.read(reports.best, problem=problem, precision=precision, device=device, limit=limit)
-    return shapes.Leaderboard(best=best)
-
-
-@router.get("/problems")
-async def problems(
-    _: Reader,
-    gateway: CurrentGateway,
-    problem: Annotated[shapes.Text, Query(description="A label, or the beginning of a hash.")] = None,
-    limit: shapes.Limit = 100,
-    cursor: shapes.Text = None,
-) -> shapes.Problems:
-    """List stored problems in pages, the latest first."""
-    after = None if cursor is None else cursors.read(cursor, cursors.checked_hash)
-    stored = await gateway.read(reports.problems, problem=problem, after=after, limit=limit + 1)
-    page, more = cursors.page(stored, limit, lambda one: (one.created_at, one.problem_hash))
-    return shapes.Problems(problems=page, cursor=more)
-
-
-@router.get("/problems/{problem_hash}")
-async def problem(problem_hash: _Hash, _: Reader, gateway: CurrentGateway) -> reports.ProblemDetail:
-    """Return a stored or shared problem with its source."""
-    return await gateway.read(reports.problem, problem_hash)
-
-
-@router.get("/shared")
-async def shared(_: Reader, gateway: CurrentGateway) -> shapes.SharedProblems:
-    """List the problems that owners share, with their sources. Submissions name them `sha256:` and their hash."""
-    return shapes.SharedProblems(problems=await gateway.read(sharing.listing))
-
-
-@router.put("/problems/{problem_hash}/shared")
-async def share(
-    problem_hash: _Hash,
-    _: Sharer,
-    gateway: CurrentGateway,
-    label: Annotated[shapes.Text, Query(description="Its name. By default the label of its last evaluation.")] = None,
-    leaderboard: Annotated[bool, Query(description="Let owners see each other's times for it.")] = False,
-) -> sharing.Shared:
-    """Share a problem that the caller's owner submitted: all owners can read it and submit kernels for it."""
-    return await gateway.read(sharing.share, problem_hash, label=label, leaderboard=leaderboard)
-
-
-@router.delete("/problems/{problem_hash}/shared", status_code=204)
-async def unshare(problem_hash: _Hash, _: Sharer, gateway: CurrentGateway) -> None:
-    """Stop sharing a problem. Owners that submitted for it keep a copy."""
-    await gateway.read(sharing.unshare, problem_hash)
-
-
-@router.get("/problems/{problem_hash}/board")
-async def board(problem_hash: _Hash, _: Reader, gateway: CurrentGateway, limit: shapes.Limit = 100) -> shapes.Board:
-    """Return the best times of each owner for a shared problem. Empty unless it is shared with a leaderboard."""
-    return shapes.Board(entries=await gateway.read(sharing.board, problem_hash, limit=limit))
 
 
 @router.get("/fleet")
@@ -349,54 +279,6 @@ async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
         gpus=[device.gpu for device in view.devices],
         **view.records,
     )
-
-
-class Keys:
-    """The idempotency keys of one HTTP request: the caller's keys and the stored keys.
-
-    A stored key contains the token's id and an agent's session, so that no other can occupy it.
-    """
-
-    def __init__(self, caller: Caller, header: str | None) -> None:
-        self._token_id = caller.token_id
-        self._session = caller.viewer.session
-        self._header = header
-        self._given: dict[str, str] = {}
-
-    def put(self, request: contract.Request, index: int | None = None) -> contract.Request:
-        """Return ``request`` with its stored key, made from its own key or the header's.
-
-        ``index`` is the request's index among several. A single request whose key differs from the header's raises
-        InvalidRequest.
-        """
-        key, header = request.idempotency_key, self._header
-        if header is not None and index is not None:
-            header = f"{header}/{index}"
-        elif header is not None and key not in (None, header):
-            raise InvalidRequest("idempotency_key: the header Idempotency-Key has another key. Send one of the two")
-        key = header if key is None else key
-        if key is None:
-            return request
-        kept = key
-        if self._token_id is not None or self._session is not None:
-            of_session = "" if self._session is None else f"{self._session}:"
-            kept = f"token:{self._token_id}:{of_session}{hashlib.sha256(key.encode()).hexdigest()}"
-        self._given[kept] = key
-        return request.model_copy(update={"idempotency_key": kept})
-
-    def given(self, error: InvalidRequest | HttpError) -> InvalidRequest | HttpError:
-        """Return the error with the caller's keys instead of the stored ones, if it names any."""
-        if not isinstance(error, IdempotencyConflict):
-            return error
-        return IdempotencyConflict(self._given[key] for key in error.keys)
-
-    @contextmanager
-    def as_given(self) -> Generator[None]:
-        """Replace stored keys by the caller's keys in errors that the block raises."""
-        try:
-            yield
-        except IdempotencyConflict as error:
-            raise self.given(error) from None
 
 
 def _unfinished(evaluation_id: UUID) -> HttpError:

@@ -1,6 +1,7 @@
-"""The reports that a holder of the scope `read` calls over HTTP, limited by row-level security to the rows it can read.
+"""The operations that read, limited by row-level security to the rows that their caller can read.
 
-The server makes a route of each. The command line calls them there, or on the database if it has one.
+Each is a function of the store, whose arguments and result are the operation's input and answer. The server makes a
+route of each report, which the command line calls there, or on the database if it has one, and the API's resources.
 """
 
 from __future__ import annotations
@@ -23,11 +24,29 @@ READABLE: Final[dict[Callable[..., Any], str]] = {report: report.__name__ for re
     budgets.of: "budgets", searches.find: "search", searches.listing: "searches", searches.steps: "search_steps",
     searches.proposals: "search_proposals", searches.held: "search_held",
 }  # fmt: skip
-#: Long lists, which are read in pages: the field that orders them, before the id, and the number of rows of a page.
-PAGES: Final[dict[Callable[..., Any], tuple[str, int]]] = {
-    reports.listing: ("submitted_at", 1000), reports.results: ("finished_at", 1000),
-    reports.trajectories: ("finished_at", 20),  # each has up to 4 MiB
-}  # fmt: skip
+#: Long lists, which are read in pages: the two fields that order them, and the maximum number of rows of a page.
+PAGES: Final[dict[Callable[..., Any], tuple[tuple[str, str], int]]] = {
+    reports.listing: (("submitted_at", "evaluation_id"), 1000),
+    reports.results: (("finished_at", "evaluation_id"), 1000),
+    reports.trajectories: (("finished_at", "evaluation_id"), 20),  # each has up to 4 MiB
+    reports.problems: (("created_at", "problem_hash"), 1000),
+}
+#: Functions that change something, with the methods of their resources.
+CHANGES: Final[dict[Callable[..., Any], str]] = {sharing.share: "PUT", sharing.unshare: "DELETE"}
+#: The resources of the API by the names of their routes: the path, whose names in braces are arguments, the function,
+#: and the type of the answer if it is not the result's: a list is in an object of the given name, in the given field.
+RESOURCES: Final[dict[str, tuple[str, Callable[..., Any], Any]]] = {
+    "listing": ("/evaluations", reports.listing, ("Page", "evaluations")),
+    "get": ("/evaluations/{evaluation_id}", reports.show, reports.Evaluation),
+    "batch": ("/batches/{batch:path}", reports.batch_state, reports.Batch),
+    "leaderboard": ("/leaderboard", reports.best, ("Leaderboard", "best")),
+    "problems": ("/problems", reports.problems, ("Problems", "problems")),
+    "problem": ("/problems/{problem_hash}", reports.problem, None),
+    "shared": ("/shared", sharing.listing, ("SharedProblems", "problems")),
+    "share": ("/problems/{problem_hash}/shared", sharing.share, None),
+    "unshare": ("/problems/{problem_hash}/shared", sharing.unshare, None),
+    "board": ("/problems/{problem_hash}/board", sharing.board, ("Board", "entries")),
+}
 
 
 def result_of(report: Callable[..., Any]) -> Any:

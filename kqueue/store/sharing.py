@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from sqlalchemy import Connection, Engine, Text, bindparam, func, literal, select, text
 from sqlalchemy.dialects.postgresql import JSONB, distinct_on, insert
@@ -69,12 +69,17 @@ class Entry:
     settings: dict[str, Any]
 
 
-def share(engine: Engine, problem_hash: str, *, label: str | None = None, leaderboard: bool = False) -> Shared:
-    """Share a problem of the session's owner with all owners, or change its label and leaderboard if it is shared.
+def share(
+    engine: Engine,
+    problem_hash: str,
+    *,
+    label: Annotated[str | None, "Its name. By default the label of its last evaluation."] = None,
+    leaderboard: Annotated[bool, "Let owners see each other's times for it."] = False,
+) -> Shared:
+    """Share a problem that the caller's owner submitted: all owners can read it and submit kernels for it.
 
-    The label is by default the one of its last evaluation, or a prefix of its hash. With ``leaderboard`` owners see
-    each other's times for it. Raise UnknownProblem if the owner has submitted no such problem. A copy cannot be shared
-    again.
+    If it is shared, change its label and leaderboard. A prefix of its hash is the label of a problem without one. Raise
+    UnknownProblem if the owner has submitted no such problem. A copy cannot be shared again.
     """
     last_label, settings = (
         select(what)
@@ -100,7 +105,7 @@ def share(engine: Engine, problem_hash: str, *, label: str | None = None, leader
 
 
 def unshare(engine: Engine, problem_hash: str) -> None:
-    """Stop sharing a problem of the session's owner. Owners that submitted against it keep their copies."""
+    """Stop sharing a problem. Owners that submitted for it keep a copy."""
     with transaction(engine) as connection:
         # With the right to delete, a producer's login could lock the table.
         if not connection.scalar(select(func.kqueue_unshare(problem_hash))):
@@ -108,7 +113,7 @@ def unshare(engine: Engine, problem_hash: str) -> None:
 
 
 def listing(engine: Engine, *, problem_hash: str | None = None) -> list[Shared]:
-    """Return the shared problems that the session can see, the first shared first, or only those with a hash."""
+    """List the problems that owners share, with their sources. Submissions name them `sha256:` and their hash."""
     query = select(*_COLUMNS).order_by(SharedProblem.created_at, SharedProblem.hash, SharedProblem.owner)
     if problem_hash is not None:
         query = query.where(SharedProblem.hash == problem_hash)
@@ -116,7 +121,7 @@ def listing(engine: Engine, *, problem_hash: str | None = None) -> list[Shared]:
 
 
 def board(engine: Engine, problem_hash: str, *, limit: int = 100) -> list[Entry]:
-    """Return the leaderboard of a shared problem. It is empty unless the problem is shared with one.
+    """Return the best times of each owner for a shared problem. Empty unless it is shared with a leaderboard.
 
     An owner has one entry for each precision and device model. It takes part if it shares the problem, or if its
     evaluations use a copy of it. Owners that submitted the same source themselves stay unknown.

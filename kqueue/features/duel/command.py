@@ -32,11 +32,7 @@ def duel(
     fleet: options.Fleet = False,
     url: options.Url = None,
     lane: Annotated[str | None, typer.Option(help="With --fleet: auto, cpu, gpu, or gpu.<model>.")] = None,
-    precision: options.Precision = None,
-    checks: options.Checks = None,
-    calls: options.Calls = None,
-    settings: options.SettingsTree = None,
-    assignments: options.Assignments = None,
+    judging: options.Timed,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON line.")] = False,
 ) -> None:
     """Find out which of two kernels is faster, by how much and with what certainty. Exit with 1 without a decision."""
@@ -49,8 +45,7 @@ def duel(
         raise InvalidRequest("--lane: only a fleet has lanes: give --fleet too")
     if device is not None and on_fleet:
         raise InvalidRequest("--device: a fleet's devices are chosen with --lane")
-    tree = options.settings_of(settings, assignments, precision=precision, checks=checks, calls=calls)
-    fields: dict[str, Any] = {**sources.read_problem(problem), "settings": tree, "priority": "batch"}
+    fields: dict[str, Any] = {"settings": judging.tree(), **sources.read_problem(problem), "priority": "batch"}
     if "problem_label" not in fields and not on_fleet:
         raise InvalidRequest(f"{problem}: only a fleet has stored problems: give a file")
     if lane is not None:

@@ -17,7 +17,7 @@ from kqueue.features.duel.duels import BATCH, ID, MOST, Duel, Match, Trial, orde
 from kqueue.http.auth import Reader, Submitter
 from kqueue.http.gateway import Caller, CurrentGateway, Gateway
 from kqueue.http.shapes import Body, Text
-from kqueue.http.v1 import REFUSALS, Key, Keys
+from kqueue.http.v1 import REFUSALS, Key, Submission
 from kqueue.store import budgets, evaluations
 from kqueue.store.engine import acting, transaction
 from kqueue.store.models import Evaluation
@@ -78,9 +78,8 @@ async def duel(duel_id: str, caller: Reader, gateway: CurrentGateway) -> Duel:
 
 
 async def _submit_rounds(gateway: Gateway, payer: Caller, requests: Sequence[Request]) -> None:
-    keys = Keys(payer, None)
-    with keys.as_given():
-        await gateway.submit(payer, [keys.put(request) for request in requests])
+    submission = Submission(payer, gateway)
+    await submission.all([submission.put(request) for request in requests])
 
 
 def state_in(engine: Engine, identity: str) -> Duel:

@@ -59,8 +59,10 @@ group = typer.Typer()
 @group.callback(
     invoke_without_command=True, context_settings={"token_normalize_func": methodcaller("replace", "_", "-")}
 )
+@options.with_groups
 def search(
     context: typer.Context,
+    *,
     problem: Annotated[Path | None, typer.Option(metavar="FILE", help="The reference.", show_default=False)] = None,
     task_idx: Annotated[
         int | None,
@@ -96,12 +98,7 @@ def search(
             show_default="inverse_runtime",
         ),
     ] = None,
-    precision: options.Precision = None,
-    checks: options.Checks = None,
-    calls: options.Calls = None,
-    no_timing: options.NoTiming = False,
-    settings: options.SettingsTree = None,
-    assignments: options.Assignments = None,
+    judging: options.Judging,
     log_frequency: Annotated[int, typer.Option(help="Number of steps between two reports.")] = 1,
     test_frequency: Annotated[
         int, typer.Option(help="Number of steps between two tests that judge the best kernel once more. 0: none.")
@@ -137,9 +134,7 @@ def search(
             "kernel": starting_kernel(reference if kernel is None else read_source(kernel)),
             "backend": backend,
             "lane": lane_of(gpu),
-            "settings": options.settings_of(
-                settings, assignments or (), precision=precision, checks=checks, calls=calls, no_timing=no_timing
-            ),
+            "settings": judging.tree(),
             "algorithm": algorithm,
             "num_steps": num_steps,
             "num_candidates": num_candidates,

@@ -45,11 +45,7 @@ def tournament(
     fleet: options.Fleet = False,
     gpu: Annotated[str, typer.Option(help="With --fleet: a GPU's model such as L40S, or any, auto, cpu.")] = "auto",
     url: options.Url = None,
-    precision: options.Precision = None,
-    checks: options.Checks = None,
-    calls: options.Calls = None,
-    settings: options.SettingsTree = None,
-    assignments: options.Assignments = None,
+    judging: options.Timed,
     run_name: Annotated[str | None, typer.Option(help="The run's name.", show_default="from the problem's")] = None,
     out: Annotated[
         Path | None,
@@ -73,7 +69,7 @@ def tournament(
     fields = sources.read_problem(problem)
     if "problem_label" not in fields and not on_fleet:
         raise InvalidRequest(f"{problem}: only a fleet has stored problems: give a file")
-    tree = options.settings_of(settings, assignments, precision=precision, checks=checks, calls=calls)
+    tree = judging.tree()
     candidates = list(_candidates(kernels, backend, fields | {"settings": tree}))
     if not candidates:
         raise InvalidRequest("no kernel is left: give at least one valid kernel")

@@ -29,6 +29,7 @@ _ROWS: Final = 40
 
 def tune(
     kernel: Annotated[Path, typer.Argument(metavar="KERNEL", help="File with the kernel.")],
+    *,
     problem: Annotated[
         str, typer.Option(metavar="FILE", help="The reference, or a stored problem's sha256:HASH.", show_default=False)
     ],
@@ -55,14 +56,7 @@ def tune(
     backend: options.Backend = None,
     gpu: Annotated[str, typer.Option(help="A GPU's model such as L40S, or any, auto, cpu.")] = "auto",
     url: options.Url = None,
-    precision: options.Precision = None,
-    checks: options.Checks = None,
-    calls: Annotated[
-        int | None,
-        typer.Option("--calls", help="Number of timed calls in the last comparison. Earlier ones use fewer."),
-    ] = None,
-    settings: options.SettingsTree = None,
-    assignments: options.Assignments = None,
+    judging: options.Timed,
     run_name: Annotated[str | None, typer.Option(help="The run's name.", show_default="from the problem's")] = None,
     out: Annotated[
         Path | None,
@@ -73,7 +67,7 @@ def tune(
 ) -> None:
     """Find the best values for constants, macros, launch keywords and constructor arguments of a kernel.
 
-    Exits with 1 if no correct kernel was found.
+    Only the last comparison makes all timed calls. Exits with 1 if no correct kernel was found.
     """
     from kqueue.features.search.plan import make_plan
     from kqueue.features.tune import space
@@ -91,9 +85,7 @@ def tune(
             **fields,
             "backend": guess_backend(source) if backend is None else backend,
             "lane": lane_of(gpu),
-            "settings": options.settings_of(
-                settings, assignments or (), precision=precision, checks=checks, calls=calls, no_timing=False
-            ),
+            "settings": judging.tree(),
             "metrics": [metric],
             "url": url,
             "grid": space.parse(grid),

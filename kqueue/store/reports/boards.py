@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Unpack
+from typing import Annotated, Any, Final, Unpack
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Double, Engine, Select, case, cast, func, literal, or_, select, true, tuple_
 from sqlalchemy.dialects.postgresql import JSONB, distinct_on
 from sqlalchemy.sql.selectable import Subquery
 
-from kqueue.contract import RULES, Settings
+from kqueue.contract import RULES, Precision, Settings
 from kqueue.errors import UnknownEvaluation
 from kqueue.evidence import Profile
 from kqueue.filters import Filters
@@ -242,14 +242,11 @@ def best(
     engine: Engine,
     *,
     problem: str | None = None,
-    precision: str | None = None,
-    device: str | None = None,
+    precision: Precision | None = None,
+    device: Annotated[str | None, "A device model's name, or a part of it."] = None,
     limit: int = 100,
 ) -> list[Placed]:
-    """Return the first kernel by usual settings of each :func:`leaderboard`, precision and device model.
-
-    ``problem`` is a label or a prefix of a hash, and ``device`` a part of a device model's name.
-    """
+    """Return the fastest passed kernel of each problem, precision and device model, by usual settings."""
     wanted = [no_trial(Summary.batch), _RANKED]
     if problem is not None:
         # The best evaluation can have named the problem by its hash only.

@@ -199,7 +199,7 @@ class Batch(BatchState):
 
 
 def batch_state(engine: Engine, batch: str) -> Batch | None:
-    """Return the progress of a batch, or None if no evaluation belongs to it."""
+    """Return the progress of a batch."""
     called = callbacks.states(engine, batch=batch)
     return _state(engine, partial(Batch, batch=batch, callbacks=called), [batch], ())
 

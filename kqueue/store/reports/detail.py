@@ -153,7 +153,7 @@ def ids_beginning(connection: Connection, digits: str) -> Sequence[UUID]:
 
 
 def show(engine: Engine, evaluation_id: UUID, *, within_s: float | None = None) -> Detail:
-    """Return one evaluation in full.
+    """Return one evaluation with its attempts and its verdict, or the reason why it waits.
 
     A worker counts as alive for ``within_s`` seconds without a heartbeat. None returns no reason of a wait. Raise
     UnknownEvaluation if no evaluation has this id.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Unpack
+from typing import Annotated, Any, Final, Unpack
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Double, Engine, cast, func, literal, or_, select, true, tuple_
@@ -111,12 +111,12 @@ def results(
 def listing(
     engine: Engine,
     *,
-    since: datetime | None = None,
+    since: Annotated[datetime | None, "Earliest time of submission, UTC by default."] = None,
     after: tuple[datetime, UUID] | None = None,
     limit: int = 100,
     **filters: Unpack[Filters],
 ) -> list[Listed]:
-    """Return evaluations, the latest submission first. They follow ``submitted_at`` and id of ``after``."""
+    """List evaluations in pages, the latest submission first."""
     wanted = conditions(filters)
     if since is not None:
         wanted.append(Evaluation.submitted_at >= since)

@@ -50,7 +50,7 @@ class ProblemDetail(StoredProblem):
 def problems(
     engine: Engine, *, problem: str | None = None, after: tuple[datetime, str] | None = None, limit: int = 100
 ) -> list[StoredProblem]:
-    """Return stored problems, the latest first. ``problem`` is a label of an evaluation, or a prefix of a hash."""
+    """List stored problems in pages, the latest first."""
     wanted: list[ColumnElement[bool]] = [REAL_PROBLEM]
     if problem is not None:
         labelled = select(Evaluation.problem_hash).where(Evaluation.problem_label == problem)
