@@ -73,7 +73,7 @@ class Receipt(Part):
     settings: dict[str, Any]
     """Settings with which the evaluation was submitted."""
     purpose: str | None = None
-    """Name of the work that made the evaluation as a trial: ``autopsy``, ``duel`` or ``tune``, if known."""
+    """Name of the work that made the evaluation as a trial: ``autopsy``, ``duel``, ``tune`` or ``tournament``."""
     problem: str | None
     """Source of the problem without shapes that are held out. Null in a receipt without sources."""
     kernel: str | None
@@ -128,12 +128,19 @@ def issue(key: Ed25519PrivateKey, detail: Detail, verdict: Verdict, *, sources: 
         "kernel_hash": detail.kernel_hash,
         "kernel_source_hash": sha256(detail.kernel),
         "settings": dict(detail.settings),
-        "purpose": next((one[:-1] for one in registry.each_of("trials") if (detail.batch or "").startswith(one)), None),
+        "purpose": purpose_of(detail),
         "problem": detail.problem if sources else None,
         "kernel": detail.kernel if sources else None,
         "verdict": verdict.model_dump(mode="json") | ({} if sources else {"log": ""}),
     }
     return enclose(document, key.sign(signable(document)))
+
+
+def purpose_of(detail: Detail) -> str | None:
+    """Return the name of the work that made an evaluation as a trial, by its batch or its recorded search."""
+    if detail.algorithm in registry.each_of("runs"):
+        return detail.algorithm
+    return next((one[:-1] for one in registry.each_of("trials") if (detail.batch or "").startswith(one)), None)
 
 
 def enclose(document: Mapping[str, Any], signature: bytes) -> bytes:

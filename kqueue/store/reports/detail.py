@@ -18,7 +18,7 @@ from kqueue.store import callbacks, evaluations, models
 from kqueue.store.callbacks import CallbackState
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM
-from kqueue.store.models import Attempt, Environment, Kernel, Problem, Verdict, Worker
+from kqueue.store.models import Attempt, Environment, Kernel, Problem, SearchRun, Verdict, Worker
 from kqueue.store.reports.waiting import Waiting, waiting
 from kqueue.store.sql import columns, read
 
@@ -94,10 +94,16 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detail(Evaluation):
-    """One evaluation in full. ``problem`` and ``kernel`` are its sources, without shapes that are held out."""
+    """One evaluation in full.
+
+    Attributes:
+        problem, kernel: its sources, without shapes that are held out.
+        algorithm: algorithm of the recorded search that made it. None for other work.
+    """
 
     problem: str
     kernel: str
+    algorithm: str | None
 
     def files(self) -> dict[ArtifactName, str]:
         """Return its files by name: the sources, and with a verdict all."""
@@ -158,6 +164,7 @@ def show(engine: Engine, evaluation_id: UUID, *, within_s: float | None = None) 
     A worker counts as alive for ``within_s`` seconds without a heartbeat. None returns no reason of a wait. Raise
     UnknownEvaluation if no evaluation has this id.
     """
+    run = select(SearchRun.plan["algorithm"].astext).where(SearchRun.name == models.Evaluation.batch)
     with transaction(engine) as connection:
         row = connection.execute(
             select(
@@ -168,6 +175,7 @@ def show(engine: Engine, evaluation_id: UUID, *, within_s: float | None = None) 
                     evaluation_id=models.Evaluation.id,
                     problem=Problem.source,
                     kernel=Kernel.source,
+                    algorithm=run.scalar_subquery(),
                 )
             )
             .join(Problem, ITS_PROBLEM)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine
 
+from kqueue import receipts
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Request
 from kqueue.errors import InvalidRequest
@@ -16,6 +18,7 @@ from kqueue.evidence import Evidence
 from kqueue.features.search.plan import make_plan
 from kqueue.features.tournament import command
 from kqueue.features.tournament.tournament import TournamentPlan
+from kqueue.store import reports
 from tests.cli.command import PROBLEM, Cli, Judgement
 from tests.samples import ended, measurement
 from tests.store.steps import count
@@ -62,6 +65,8 @@ def test_a_tournament_on_a_fleet(cli: Cli, judging: Callable[[Judgement], None],
     assert count(engine, "evaluations") == evaluations
     assert re.search(r"a +done .* tournament +files", cli("search", "list").stdout)
     assert "6 of 6 kernels were judged" in cli("search", "show", "a").stdout
+    [one, *_] = cli.told("results", "--where", "batch=a")
+    assert receipts.purpose_of(reports.show(engine, UUID(one["evaluation_id"]))) == "tournament"
 
 
 def test_a_tournament_on_this_machine_goes_on_where_it_ended(tmp_path: Path) -> None:
