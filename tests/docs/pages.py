@@ -14,7 +14,7 @@ PAGES = [
 #: Languages whose blocks are run, unless the line before has a reason against it.
 RUN = ("sh", "python", "sql")
 #: Languages whose blocks are only parsed. A block without a language is a program's output or a drawing.
-READ = ("json", "yaml", "ini", "mermaid", "")
+READ = ("json", "yaml", "toml", "ini", "mermaid", "")
 #: A block with the reason against running it, if there is one.
 BLOCK = re.compile(r"(?:<!-- not run: ([^>]+) -->\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 #: Code within a line.

@@ -187,7 +187,9 @@ class TestProblems:
         with served.client(token("problems")) as other:
             assert other.post("/v1/evaluations", json=fields(0)).status_code == 201
             body = problem_of(other.post("/v1/evaluations", json=unknown), 422, "unknown_problem")
-        assert body["problem_hashes"] == ["0" * 64]
+            tree = fields(3, kernel=f"# kqueue tree sha256:{'1' * 64}\nclass ModelNew: ...")
+            told = problem_of(other.post("/v1/evaluations", json=tree), 422, "unknown_problem")
+        assert (body["problem_hashes"], told["problem_hashes"]) == (["0" * 64], ["1" * 64])
         problem_of(http.post("/v1/evaluations", json=unknown), 422, "unknown_problem")
         for problem in (fields()["problem"], Request(**fields()).problem_name):
             answer = http.post("/v1/evaluations", json=fields(1, problem=problem))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +14,8 @@ from sqlalchemy import Engine, text
 from kqueue import broker
 from kqueue.categories import Category
 from kqueue.config import Config, load
-from kqueue.contract import Request
+from kqueue.contract import TREE_LINE, Request
+from kqueue.errors import InvalidRequest, UnknownProblem
 from kqueue.evidence import Evidence
 from kqueue.store import baselines, evaluations, workers
 from kqueue.store.retention import Pruned, prune
@@ -134,3 +137,34 @@ def test_a_sweeper_that_may_not_remove_does_the_rest(
                 client: Any = connection.default_channel.client
                 assert client.delete("kqueue.sweeper.prune") == 1
     assert caplog.text.count("could not be removed") == 1
+
+
+TREE = TREE_LINE + "0 a.py\n\nAAAA\n"
+NAME = hashlib.sha256(TREE.encode()).hexdigest()
+IN_TREE = f"# kqueue tree sha256:{NAME}\nclass ModelNew: ..."
+
+
+def test_a_tree_goes_with_its_last_kernel(engine: Engine, judged) -> None:
+    """It is stored once, and stays while a source of its owner names it."""
+    for days in (10, 8):
+        judged(days, kernel=f"{IN_TREE} # {days}", trees=[TREE])
+    change(engine, "UPDATE problems SET created_at = now() - interval '99 days'")
+    assert count(engine, "problems") == 2
+    assert prune(engine, retention_days=9, log_retention_days=None) == Pruned(evaluations=1, kernels=1)
+    assert prune(engine, retention_days=7, log_retention_days=None) == Pruned(evaluations=1, problems=2, kernels=1)
+
+
+def test_a_claim_has_the_trees_that_its_sources_name(engine: Engine, judged, fields) -> None:
+    """A request can name a stored tree of its owner. An unknown one is refused, and the lack of one is told."""
+    with pytest.raises(UnknownProblem) as unknown:
+        evaluations.submit(engine, [Request(**fields(kernel=IN_TREE))])
+    assert unknown.value.hashes == {NAME}
+    judged(0, kernel=IN_TREE, trees=[TREE])
+    [waiting] = evaluations.submit(engine, [Request(**fields(1, kernel=IN_TREE + "\n"))])
+    with engine.connect() as connection:
+        worker = connection.scalars(text("SELECT id FROM workers")).one()
+    claimed = evaluations.claim(engine, waiting.evaluation_id, worker_id=worker, lease_s=60)
+    assert claimed is not None
+    assert claimed.request.tree_of(claimed.request.kernel) == TREE
+    with pytest.raises(InvalidRequest, match="a tree that the sources name is not stored"):
+        replace(claimed, stored={**claimed.stored, "trees": []}).request  # noqa: B018

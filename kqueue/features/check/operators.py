@@ -119,7 +119,7 @@ class Operator(BaseModel):
         return self.reference if self.reference.endswith(".py") else ""
 
     def cases(self) -> Iterator[Case]:
-        """Yield each shape in each dtype. A range's size is drawn: all orders of magnitude are as likely."""
+        """Yield each shape in each dtype. A range gives a random size. Small sizes are as likely as large ones."""
         for shape in self.shapes:
             sizes = {name: _drawn(*size) if isinstance(size, tuple) else size for name, size in shape.items()}
             for dtype in self.dtypes:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+import yaml
 
 from kqueue.errors import InvalidRequest
 from kqueue.features.check import imports, reports
+from kqueue.features.check.command import check
 from kqueue.features.check.operators import read
 from kqueue.features.check.run import Row, State
+from tests.docs.pages import BLOCKS, ROOT
 from tests.features.check.repositories import LIST
 
 ROWS = [Row(f"a|`{state.name}", state, "@all <b>\x1b[31m") for state in State]
@@ -40,6 +45,14 @@ def test_a_malformed_list(tmp_path: Path, change: tuple[str, str], words: str) -
     with pytest.raises(InvalidRequest, match=words) as refused:
         read(tmp_path / "list", "kqueue.toml of head")
     assert str(refused.value).startswith("kqueue.toml of head: ")
+
+
+def test_the_documents_list(tmp_path: Path) -> None:
+    """The page's example is a list of operators, of at most 20 lines."""
+    [block] = [block for block in BLOCKS if block.language == "toml"]
+    (tmp_path / "list").write_text(block.text)
+    assert [*read(tmp_path / "list", "list").by_name] == ["rms_norm"]
+    assert block.text.count("\n") <= 20
 
 
 def test_a_drawn_size_is_in_its_range(tmp_path: Path) -> None:
@@ -102,3 +115,13 @@ def test_reports_quote_foreign_text() -> None:
 def test_the_status_is_the_worst_rows(states: str, status: int) -> None:
     """Wrong comes before slower, and slower before what could not be judged."""
     assert reports.status_of([ROWS[int(number)] for number in states]) == status
+
+
+@pytest.mark.parametrize("name", ["action.yml", "gitlab.yml"])
+def test_templates_call_the_command(name: str) -> None:
+    """The options that an action or a template gives are the command's."""
+    text = (ROOT / "deploy/check" / name).read_text()
+    assert yaml.safe_load(text)
+    given = set(re.findall(r"(?<=--)[a-z]+(?:-[a-z]+)*", text)) - {"quiet"}
+    assert {"base", "url", "lane", "markdown", "junit", "only-changed"} == given
+    assert given <= {one.replace("_", "-") for one in inspect.signature(check).parameters}

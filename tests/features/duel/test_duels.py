@@ -174,7 +174,7 @@ def test_a_refused_request_and_duels_that_cannot_be() -> None:
     with pytest.raises(InvalidRequest, match="kernel: no"):
         list(duel(refuse, Match.of(A, B)))
     other = B.model_copy(update={"problem": "class Model: ..."})
-    with pytest.raises(InvalidRequest, match="only kernel, backend"):
+    with pytest.raises(InvalidRequest, match="only kernel, trees"):
         Match.of(A, other)
     untimed = {"settings": {"timing": {"purpose": "check"}}}
     with pytest.raises(InvalidRequest, match="compares times"):

@@ -1,0 +1,255 @@
+"""`kqueue check` on planted changes: `python benchmarks/check.py --out FILE [--minutes 25] [--device cpu]`.
+
+A generated repository has four operators in Triton. Its revisions are copies, slow-downs by 1 and 3 %, and 20 errors:
+wrong masks, wrong tails, a missing synchronisation, lost precision. Errors are judged first, and then slow-downs of
+both sizes and copies in turn until the minutes are over. FILE gets a line of JSON for each row, with seconds and device
+seconds, as soon as it is known. On the CPU, where Triton interprets, only errors are judged, with small sizes. The exit
+status is 1 if an error is not found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from kqueue.contract import Request, Result
+from kqueue.features.check.run import Check, Row, State, sides
+from kqueue.features.duel.duels import Duel, Match, duel
+from kqueue.judging import LocalJudge
+from kqueue.trees import Clone
+
+HEAD = "import torch\nimport triton\nimport triton.language as tl\n\n\n"
+GELU = (
+    HEAD
+    + """@triton.jit
+def _gelu(x, y, n, BLOCK: tl.constexpr):
+    at = (tl.program_id(0) % tl.cdiv(n, BLOCK)) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at, mask=at < n, other=0.0).to(tl.float32)
+    tl.store(y + at, 0.5 * v * (1 + tl.erf(v * 0.7071067811865476)), mask=at < n)
+
+
+def gelu(x):
+    y, n = torch.empty_like(x), x.numel()
+    programs = triton.cdiv(n, 1024)
+    _gelu[(programs,)](x, y, n, BLOCK=1024)
+    return y
+"""
+)
+SOFTMAX = (
+    HEAD
+    + """@triton.jit
+def _softmax(x, y, rows, columns, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0) % rows, tl.arange(0, BLOCK)
+    v = tl.load(x + row * columns + at, mask=at < columns, other=float("-inf")).to(tl.float32)
+    e = tl.exp(v - tl.max(v, 0))
+    tl.store(y + row * columns + at, e / tl.sum(e, 0), mask=at < columns)
+
+
+def softmax(x):
+    y, (programs, columns) = torch.empty_like(x), x.shape
+    _softmax[(programs,)](x, y, x.shape[0], columns, BLOCK=triton.next_power_of_2(columns))
+    return y
+"""
+)
+NORM = (
+    HEAD
+    + """@triton.jit
+def _norm(x, w, y, rows, columns, eps, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0) % rows, tl.arange(0, BLOCK)
+    v = tl.load(x + row * columns + at, mask=at < columns, other=0.0).to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(v * v, 0) / columns + eps)
+    weight = tl.load(w + at, mask=at < columns, other=0.0)
+    tl.store(y + row * columns + at, v * scale * weight, mask=at < columns)
+
+
+def norm(x, w):
+    y, (programs, columns) = torch.empty_like(x), x.shape
+    _norm[(programs,)](x, w, y, x.shape[0], columns, 1e-6, BLOCK=triton.next_power_of_2(columns))
+    return y
+"""
+)
+TOTAL = (
+    HEAD
+    + """@triton.jit
+def _total(x, y, rows, columns, step, BLOCK: tl.constexpr):
+    at = tl.program_id(0) % (rows * step)
+    row, part = at // step, at % step
+    column = part * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + row * columns + column, mask=column < columns, other=0.0)
+    tl.store(y + at, tl.sum(v.to(tl.float32), 0))
+
+
+def total(x):
+    rows, columns = x.shape
+    step = triton.cdiv(columns, 512)
+    parts = torch.empty(rows, step, device=x.device)
+    programs = rows * step
+    _total[(programs,)](x, parts, rows, columns, step, BLOCK=512)
+    return parts.sum(1)
+"""
+)
+SOURCES = {"gelu": GELU, "softmax": SOFTMAX, "norm": NORM, "total": TOTAL}
+#: Errors of each operator: the kind, a part of its source, and the text instead.
+ERRORS = {
+    "gelu": [
+        ("mask", "0.7071067811865476)), mask=at < n)", "0.7071067811865476)), mask=at < n - 1)"),
+        ("tail", "programs = triton.cdiv(n, 1024)", "programs = max(1, n // 1024)"),
+        ("mask", "mask=at < n, other=0.0)", "mask=at < n // 2, other=0.0)"),
+        ("precision", ".to(tl.float32)", ".to(tl.float16).to(tl.float32)"),
+        ("values", "tl.erf(v * 0.7071067811865476)", "tl.erf(v * 0.7)"),
+    ],
+    "softmax": [
+        ("mask", 'other=float("-inf")', "other=0.0"),
+        ("mask", "e / tl.sum(e, 0), mask=at < columns)", "e / tl.sum(e, 0), mask=at < columns - 1)"),
+        ("tail", "BLOCK=triton.next_power_of_2(columns)", "BLOCK=max(1, triton.next_power_of_2(columns + 1) // 2)"),
+        ("precision", ".to(tl.float32)", ".to(tl.float16).to(tl.float32)"),
+        ("values", "v - tl.max(v, 0)", "v"),
+    ],
+    "norm": [
+        ("tail", "/ columns + eps", "/ BLOCK + eps"),
+        ("mask", "weight, mask=at < columns)", "weight, mask=at < columns - 1)"),
+        ("mask", "w + at, mask=at < columns", "w + at, mask=at < columns // 2"),
+        ("precision", ".to(tl.float32)", ".to(tl.bfloat16).to(tl.float32)"),
+        ("values", "columns, 1e-6,", "columns, 1e-3,"),
+    ],
+    "total": [
+        ("tail", "triton.cdiv(columns, 512)", "max(1, columns // 512)"),
+        ("mask", "mask=column < columns, other=0.0", "mask=column < columns - 1, other=0.0"),
+        ("precision", "v.to(tl.float32)", "v.to(tl.float16)"),
+        ("synchronisation", "    _total[", "    with torch.cuda.stream(torch.cuda.Stream()):\n        _total["),
+        ("memory", "programs = rows * step", "programs = rows * step - 1"),
+    ],
+}  # fmt: skip
+REFERENCES = {
+    "gelu": ("torch.nn.functional:gelu", ""), "softmax": ("torch:softmax", 'reference_call = "entry(x, -1)"\n'),
+    "norm": ("torch.nn.functional:rms_norm", 'reference_call = "entry(x, (x.shape[-1],), w, 1e-6)"\n'),
+    "total": ("torch:sum", 'reference_call = "entry(x, 1)"\n'),
+}  # fmt: skip
+
+
+class Repository:
+    """The generated clone. ``shape`` is the size of all inputs."""
+
+    def __init__(self, folder: Path, shape: tuple[int, int]) -> None:
+        self.folder = folder
+        (folder / "planted").mkdir(parents=True)
+        rows, columns = shape
+        lines: list[str] = []
+        for name, (reference, call) in REFERENCES.items():
+            inputs = 'x = ["m", "n"]' + (', w = ["n"]' if name == "norm" else "")
+            lines.append(
+                f'[[operator]]\nname = "{name}"\nimport = "planted.{name}:{name}"\nreference = "{reference}"\n{call}'
+                f"inputs = {{ {inputs} }}\nshapes = [{{ m = {rows}, n = {columns} }}]\n"
+            )
+        (folder / "kqueue.toml").write_text("\n".join(lines))
+        for name, source in SOURCES.items():
+            (folder / "planted" / f"{name}.py").write_text(source)
+        self._git("init", "-q")
+        self.base = self.commit()
+
+    def _git(self, *words: str) -> str:
+        command = ["git", "-C", str(self.folder), "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    def commit(self) -> str:
+        self._git("add", "-A")
+        self._git("commit", "-q", "--allow-empty", "-m", "change")
+        return self._git("rev-parse", "HEAD")
+
+    def planted(self, name: str, old: str, new: str) -> str:
+        """Return the revision that differs from base by one text of an operator's source."""
+        path = self.folder / "planted" / f"{name}.py"
+        assert old in SOURCES[name], (name, old)
+        path.write_text(SOURCES[name].replace(old, new))
+        (self.folder / "NOTES").write_text(str(time.time_ns()))
+        revision = self.commit()
+        path.write_text(SOURCES[name])
+        return revision
+
+    def slowed(self, name: str, part: float) -> str:
+        """Return the revision in which an operator does a part of its work twice."""
+        return self.planted(name, "[(programs,)]", f"[(programs + int(programs * {part}),)]")
+
+
+class Judge:
+    """A local judge that counts device seconds."""
+
+    def __init__(self, local: LocalJudge) -> None:
+        self.local, self.device_s = local, 0.0
+
+    def __call__(self, request: Request) -> Result:
+        outcome = self.local(request)
+        self.device_s += outcome.device_s
+        return outcome
+
+    def fight(self, a: Request, b: Request) -> Duel:
+        *_, end = duel(lambda requests: map(self, requests), Match.of(a, b, within=0.01))
+        return end
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=25.0)
+    parser.add_argument("--device", default=None)
+    parser.add_argument("--errors", type=int, default=20, help="number of errors, 0 to 20")
+    options = parser.parse_args()
+    until, cpu = time.monotonic() + 60 * options.minutes, options.device == "cpu"
+    errors = [(name, *error) for name, listed in ERRORS.items() for error in listed][: options.errors]
+    errors = [error for error in errors if not (cpu and error[1] == "synchronisation")]
+    with tempfile.TemporaryDirectory(prefix="kqueue-check-") as place, options.out.open("a") as out:
+        repository = Repository(Path(place, "clone"), (8, 1024) if cpu else (16384, 4096))
+        with LocalJudge(options.device) as local:
+            judge, rows = Judge(local), list[dict[str, Any]]()
+
+            def check(plant: str, name: str, revision: str, *, timed: bool) -> None:
+                began, judge.device_s = time.monotonic(), 0.0
+                with tempfile.TemporaryDirectory(dir=place) as folder:
+                    both = sides(
+                        Clone(repository.folder), (repository.base, revision), Path(folder), "kqueue.toml", [name]
+                    )
+                    [row] = [task() for task in Check(*both, judge, judge.fight, timed=timed).tasks(None)]
+                rows.append(_record(plant, row, time.monotonic() - began, judge.device_s))
+                print(json.dumps(rows[-1]), file=out, flush=True)
+                print(*(rows[-1][key] for key in ("plant", "operator", "state", "words", "seconds")), flush=True)
+
+            for name, kind, old, new in errors:
+                if time.monotonic() < until:
+                    check(f"error: {kind}", name, repository.planted(name, old, new), timed=False)
+            plans = [(plant, name) for name in SOURCES for plant in (0.03, 0.01, 0.0)]
+            for part, name in cycle(plans) if not cpu else ():
+                if time.monotonic() >= until:
+                    break
+                check(f"slower: {part:.0%}" if part else "copy", name, repository.slowed(name, part), timed=True)
+    return _summary(rows)
+
+
+def _record(plant: str, row: Row, seconds: float, device_s: float) -> dict[str, Any]:
+    times = {"seconds": round(seconds, 1), "device_s": round(device_s, 1)}
+    return {"plant": plant, "operator": row.operator, "state": row.state, "words": row.words, "speed": row.speed,
+            "interval": row.interval, **times}  # fmt: skip
+
+
+def _summary(rows: list[dict[str, Any]]) -> int:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault("error" if row["plant"].startswith("error") else row["plant"], []).append(row)
+    for plant, some in groups.items():
+        device_s = statistics.median(row["device_s"] for row in some)
+        print(f"{plant}: {dict(Counter(str(row['state']) for row in some))}, median {device_s:.1f} device seconds")
+        changes = sum("than base" in row["words"] for row in some)
+        print(f"  of {len(some)}, {changes} report a change of speed")
+    return int(any(row["state"] is not State.WRONG for row in groups.get("error", ())))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
