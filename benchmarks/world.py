@@ -41,19 +41,23 @@ def get_inputs():
 _FORWARDS: Final = {
     "all_reduce": ("out = x.clone()\n        dist.all_reduce(out)", "({n}, 1024)"),
     "all_gather_product": (
-        "whole = x.new_empty(2 * x.shape[0], x.shape[1])\n"
-        "        dist.all_gather_into_tensor(whole, x)\n"
-        "        out = whole @ w",
+        (
+            "whole = x.new_empty(2 * x.shape[0], x.shape[1])\n"
+            "        dist.all_gather_into_tensor(whole, x)\n"
+            "        out = whole @ w"
+        ),
         "({n}, 1024)",
     ),
     "reduce_scatter_norm": (
-        "part = x.new_empty(x.shape[0] // 2, x.shape[1])\n"
-        "        dist.reduce_scatter_tensor(part, x)\n"
-        "        out = torch.nn.functional.layer_norm(part, part.shape[1:])",
+        (
+            "part = x.new_empty(x.shape[0] // 2, x.shape[1])\n"
+            "        dist.reduce_scatter_tensor(part, x)\n"
+            "        out = torch.nn.functional.layer_norm(part, part.shape[1:])"
+        ),
         "({n}, 1024)",
     ),
 }
-#: What a kernel does on rank 1, before and after the right work, and the expected category on a GPU and on the CPU.
+#: Lines of a kernel before and after the right work, and the expected category on a GPU and on the CPU.
 _VARIANTS: Final = {
     "right": ("", "", "passed", "passed"),
     "wrong": ("", "out = out + dist.get_rank()", "wrong_values", "wrong_values"),

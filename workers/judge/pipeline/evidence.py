@@ -86,7 +86,6 @@ class EvidenceBuilder:
     tolerances: list[Fields | None] | None = None
     checker: Fields | None = None
     calls: int | None = None
-    world: int | None = None
     tf32: bool | None = None
     reference_is_constant: bool | None = None
     constant_outputs: list[int] | None = None
