@@ -264,8 +264,11 @@ class _Group:
                 group[rank].load(cases[rank].inputs)
         ready = time.perf_counter_ns()
         for rank in every:
+            if not self._on_gpu:
+                processes[rank].flags[flags.GO] = numbers[rank]
+                continue
             with self._at(rank):
-                self._go(processes[rank], numbers[rank])
+                processes[rank].semaphores.write(torch.cuda.current_stream().cuda_stream, flags.GO, numbers[rank])
         self._await(group, flags.DONE, numbers)
         for rank in every:
             with self._at(rank):
@@ -279,13 +282,6 @@ class _Group:
             if process.flags[flags.DONE] != numbers[rank]:
                 raise _early(rank)
         return Sample(end - begin, ready - begin), rooms
-
-    def _go(self, process: SealedProcess, number: int) -> None:
-        """Let a rank start once its inputs are written."""
-        if self._on_gpu:
-            process.semaphores.write(torch.cuda.current_stream().cuda_stream, flags.GO, number)
-        else:
-            process.flags[flags.GO] = number
 
     def _await(self, group: Sequence[Exchange], flag: int, numbers: Sequence[int]) -> None:
         """Wait until the flag of each rank shows its call's number. Raise the first failure of a rank."""
