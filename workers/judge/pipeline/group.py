@@ -47,6 +47,7 @@ from workers.judge.pipeline.processes import Processes
 from workers.judge.pipeline.reference import UNSTEADY_INPUTS, Reference, differing
 from workers.judge.pipeline.stages.conclude import stop
 from workers.judge.pipeline.stages.measure import unless_repeated
+from workers.judge.slot_config import SlotConfig
 
 _T = TypeVar("_T")
 #: The inputs of one call, and its outputs, by rank.
@@ -81,20 +82,22 @@ def judge(context: Context, world: int) -> Outcome:
     return Outcome(category=Category.PASSED, message=message, runtime=runtime, baseline=baseline)
 
 
+def devices_of(slot: SlotConfig, world: int) -> tuple[str, ...]:
+    """Return the GPUs of a group by rank, or none on a CPU. Raise EvaluationEnded (``judge_error``) for too few."""
+    devices = (slot.device, *slot.peers)[:world] if slot.on_gpu else ()
+    if slot.on_gpu and len(devices) < world:
+        message = f"the problem runs on {world} GPUs (WORLD = {world}), and this worker can use {len(devices)}"
+        raise EvaluationEnded(Category.JUDGE_ERROR, message, Phase.PREPARE)
+    return devices
+
+
 class _Group:
     """The processes of all ranks. Use it as a context manager, which ends its threads."""
 
     def __init__(self, context: Context, world: int) -> None:
-        """Prepare without forking a process.
-
-        Raises:
-            EvaluationEnded: ``judge_error`` if the host has fewer GPUs.
-        """
+        """Prepare without forking a process. Raise EvaluationEnded as :func:`devices_of` does."""
         slot, settings = context.slot, context.settings
-        devices = (slot.device, *slot.peers)[:world] if slot.on_gpu else ()
-        if slot.on_gpu and len(devices) < world:
-            message = f"the problem runs on {world} GPUs (WORLD = {world}), and this worker can use {len(devices)}"
-            raise EvaluationEnded(Category.JUDGE_ERROR, message, Phase.PREPARE)
+        devices = devices_of(slot, world)
         # The weights of all ranks agree, unless the model draws them by its rank. The caches of the CPU alone are cold.
         seed = secrets.randbits(63) if settings.seed is None else settings.seed
         timing = settings.timing.model_copy(update={"cold_l2": False})
