@@ -57,7 +57,7 @@ _FORWARDS: Final = {
         "({n}, 1024)",
     ),
 }
-#: What a kernel does on rank 1, before and after the right work, and the expected category on a GPU and on the CPU.
+#: Lines of a kernel before and after the right work, and the expected category on a GPU and on the CPU.
 _VARIANTS: Final = {
     "right": ("", "", "passed", "passed"),
     "wrong": ("", "out = out + dist.get_rank()", "wrong_values", "wrong_values"),

@@ -899,8 +899,6 @@ class Evidence(Part):
     """The problem's own check. None where the comparison decides."""
     calls: int | None = _ABSENT
     """Number of forwards in each call, without a reset between them. None for a single one."""
-    world: int | None = _ABSENT
-    """Number of ranks in which the problem and the kernel ran. None for a problem without ``WORLD``."""
     tf32: bool | None = _ABSENT
     """True if products and convolutions of fp32 values could use TF32. None on a CPU."""
     reference_is_constant: bool | None = _ABSENT

@@ -16,7 +16,7 @@ def test_a_suspect_shuts_everybody_out(tmp_path: Path) -> None:
     """A suspect excludes ordinary evaluations and other suspects on its device, but not on another device."""
     lock = tmp_path / "cpu.lock"
     with room(lock, alone=True):
-        for alone, message in ((False, "a suspected kernel"), (True, "other evaluations")):
+        for alone, message in ((False, "an exclusive evaluation"), (True, "other evaluations")):
             with pytest.raises(NoRoom, match=message), room(lock, alone=alone, patience_s=0.1):
                 pass
         with room(tmp_path / "GPU-1.lock", alone=True, patience_s=0):

@@ -100,6 +100,8 @@ class Judges:
                 self.status_page.close()
 
     def _converse(self, request: Request, slot: SlotConfig, backend: JudgeBackend, caches: str) -> Outcome:
+        from workers.judge.pipeline import static
+
         killed_before = linux.out_of_memory_kills()
         builds = self.forkserver.builds
         evaluation_id, number = self.status_page.attempt
@@ -114,7 +116,8 @@ class Judges:
         ours, theirs = socket.socketpair()
         with ours, ours.makefile("rb") as replies:
             with theirs, suppress(ConnectionError):  # the supervisor has exited, which is detected below
-                send_with_fds(self._requests, _packet(request, slot), [theirs.fileno()])
+                of_group = bool(slot.peers) and static.ranks(request) > 1
+                send_with_fds(self._requests, b"group" if of_group else b"judge", [theirs.fileno()])
             for line in _lines(ours, replies, call):
                 message = json.loads(line)
                 if "outcome" in message:
@@ -188,15 +191,6 @@ class Judges:
                 with suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)
             time.sleep(0.002)
-
-
-def _packet(request: Request, slot: SlotConfig) -> bytes:
-    """Return the packet that requests a judge."""
-    from workers.judge import supervisor
-    from workers.judge.pipeline import static
-
-    of_group = slot.on_gpu and bool(slot.peers) and static.ranks(request) > 1
-    return supervisor.OF_GROUP if of_group else supervisor.ANY
 
 
 #: Handle on the judges of this process, if it is a slot's worker.

@@ -52,8 +52,6 @@ _log: Any = structlog.get_logger(__name__)
 _TAKEN: Final = b"taken"
 #: Message of a judge to the supervisor: the evaluation is over, and the requester's end can close.
 _FREE: Final = b"free"
-#: Packets of a conversation: for any judge, or for one of a group.
-ANY, OF_GROUP = b"judge", b"group"
 #: Exit status of a judge that wants to be replaced.
 _MADE_ROOM: Final = 64
 #: Number of evaluations after which a judge is replaced.
@@ -138,7 +136,7 @@ class _JudgeSupervisor:
         data, descriptors = receive_with_fds(self._requests, 64)
         if not data:
             return False
-        self._next, self._of_group = socket.socket(fileno=descriptors[0]), data == OF_GROUP
+        self._next, self._of_group = socket.socket(fileno=descriptors[0]), data == b"group"
         if self._now is not None or (self._judge is not None and self._judge.of_group is not self._of_group):
             self._kill_judge()  # there is one requester at a time, so the earlier one is gone
         elif self._judge is None:
@@ -154,7 +152,7 @@ class _JudgeSupervisor:
         self._now, self._next, self._is_taken = self._next, None, False
         self._poll.register(self._now, 0)  # detects only the end, because the judge reads the data
         with contextlib.suppress(OSError):  # the judge has died, and its pidfd reports that soon
-            send_with_fds(judge.channel, ANY, [self._now.fileno()])
+            send_with_fds(judge.channel, b"judge", [self._now.fileno()])
 
     def _forget(self) -> None:
         self._was_left = False
@@ -188,7 +186,7 @@ class _JudgeSupervisor:
         if self._now is not None and not self._is_taken and (code == _MADE_ROOM or not self._was_left):
             # The judge was already exiting, or dying of an earlier event. The next judge gets the conversation.
             self._poll.unregister(self._now)
-            self._now, self._next = None, self._now
+            self._now, self._next, self._of_group = None, self._now, judge.of_group
             self._was_left = code != _MADE_ROOM
         elif self._now is not None:
             with contextlib.suppress(OSError):

@@ -25,6 +25,7 @@ def prepare(member: Member) -> None:
         "WORLD_SIZE": str(member.world),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_PORT),
+        "CUDA_DEVICE_MAX_CONNECTIONS": "8",  # NCCL uses several streams
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
         "NCCL_IB_DISABLE": "1",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -122,10 +122,6 @@ class Member:
     world: int
     group: str
     devices: tuple[str, ...]
-
-
-#: Number of hardware queues of a member, because a library for groups uses several streams.
-QUEUES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)

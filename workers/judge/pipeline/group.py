@@ -30,7 +30,7 @@ import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase
-from kqueue.evidence import InputTensor, Measurement
+from kqueue.evidence import Measurement
 from workers.judge.channel import flags
 from workers.judge.channel.bits import checksum
 from workers.judge.channel.orders import Member, Order
@@ -44,13 +44,15 @@ from workers.judge.pipeline.context import Context
 from workers.judge.pipeline.estimator import Kind, Sample, Series, Stopping
 from workers.judge.pipeline.exchange import Candidate, Exchange, copy_out
 from workers.judge.pipeline.processes import Processes
-from workers.judge.pipeline.reference import UNSTEADY_INPUTS, Reference
+from workers.judge.pipeline.reference import UNSTEADY_INPUTS, Reference, differing
 from workers.judge.pipeline.stages.conclude import stop
 from workers.judge.pipeline.stages.measure import unless_repeated
+from workers.judge.slot_config import SlotConfig
 
 _T = TypeVar("_T")
-#: The inputs and outputs of one call, by rank.
+#: The inputs of one call, and its outputs, by rank.
 _Cases = list[Case]
+_Outputs = list[list[torch.Tensor]]
 
 #: Seconds after a rank's failure for other ranks to fail. Then they are ended.
 _GRACE_S: Final = 0.5
@@ -58,9 +60,8 @@ _GRACE_S: Final = 0.5
 _OF_A_PEER: Final = re.compile(r"gloo/|NCCL|(?:closed|reset) by peer")
 #: The innermost frame of a stack that waits for peers.
 _WAITS: Final = re.compile(r'\A[^"]*File "[^"]*/torch/(?:distributed/|cuda/__init__\.py)')
-#: Maximum number of timed calls whose outputs are verified, and the share of the calls that are kept for that.
-_MOST_KEPT: Final = 4
-_KEPT: Final = 0.3
+#: Maximum number of timed calls whose outputs are kept and verified, chosen at random.
+_MOST_KEPT: Final = 8
 #: Share of the time phase's deadline after which no further call begins.
 _BUDGET: Final = 0.6
 
@@ -81,31 +82,33 @@ def judge(context: Context, world: int) -> Outcome:
     return Outcome(category=Category.PASSED, message=message, runtime=runtime, baseline=baseline)
 
 
+def devices_of(slot: SlotConfig, world: int) -> tuple[str, ...]:
+    """Return the GPUs of a group by rank, or none on a CPU. Raise EvaluationEnded (``judge_error``) for too few."""
+    devices = (slot.device, *slot.peers)[:world] if slot.on_gpu else ()
+    if slot.on_gpu and len(devices) < world:
+        message = f"the problem runs on {world} GPUs (WORLD = {world}), and this worker can use {len(devices)}"
+        raise EvaluationEnded(Category.JUDGE_ERROR, message, Phase.PREPARE)
+    return devices
+
+
 class _Group:
     """The processes of all ranks. Use it as a context manager, which ends its threads."""
 
     def __init__(self, context: Context, world: int) -> None:
-        """Prepare without forking a process.
-
-        Raises:
-            EvaluationEnded: ``judge_error`` if the host has fewer GPUs.
-        """
+        """Prepare without forking a process. Raise EvaluationEnded as :func:`devices_of` does."""
         slot, settings = context.slot, context.settings
-        devices = (slot.device, *slot.peers)[:world] if slot.on_gpu else ()
-        if slot.on_gpu and len(devices) < world:
-            message = f"the problem runs on {world} GPUs (WORLD = {world}), and this worker can use {len(devices)}"
-            raise EvaluationEnded(Category.JUDGE_ERROR, message, Phase.PREPARE)
-        # The weights of all ranks agree, unless the model draws them by its rank.
+        devices = devices_of(slot, world)
+        # The weights of all ranks agree, unless the model draws them by its rank. The caches of the CPU alone are cold.
         seed = secrets.randbits(63) if settings.seed is None else settings.seed
-        settings = settings.model_copy(update={"seed": seed})
+        timing = settings.timing.model_copy(update={"cold_l2": False})
+        settings = settings.model_copy(update={"seed": seed, "timing": timing})
         request = context.request.model_copy(update={"settings": settings})
         own, name = replace(slot, keeps_processes=False), uuid4().hex
         self._ranks = [
             Processes(request, own, context.forkserver, context.cpu, member=Member(rank, world, name, devices))
             for rank in range(world)
         ]
-        context.processes.ranks = self._ranks
-        context.evidence.world = context.device.count = world
+        context.processes.ranks, context.device.count = self._ranks, world
         self._context, self._steps, self._settings = context, context.steps, settings
         self._on_gpu, self._random = slot.on_gpu, random.SystemRandom()
         self._references: list[Reference] = []
@@ -125,35 +128,22 @@ class _Group:
     def refer(self) -> None:
         """Make the references draw and answer the first case."""
         with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
-            for rank in self._ranks:
-                self._references.append(rank.begin_reference())
-            whole = {"whole": self._whole_bytes(), "siblings": 1}
-            allowed = plan.of_first_draw(**whole, alone=True).reference
+            self._references += [rank.begin_reference() for rank in self._ranks]
+            share = 0
+            if self._on_gpu:  # The devices are this evaluation's alone. The rest is for the judge.
+                share = torch.cuda.get_device_properties(0).total_memory // 3
+            self._context.budget.plan = plan.Plan(0, None, 0, 0, share, share)
 
             def begin(rank: int) -> Case:
-                reference = self._ranks[rank].make_reference_ready(self._context.evidence, allowed)
+                reference = self._ranks[rank].make_reference_ready(self._context.evidence, share)
                 first = reference.cache.first()
                 with reference.proxy.blaming("Model.setup"):
                     reference.proxy.exchange.set_up(first.inputs)
                 return first
 
-            self._first = self._refer(begin)
+            self._first = self._together(self._references, begin)
             self._answer(self._first)
-            one = self._references[0]
-            specs = one.cache.input_specs
-            self._context.evidence.inputs = tuple(
-                InputTensor(shape=view.shape, dtype=str(specs[view.root].dtype).removeprefix("torch."))
-                for view in one.form.views
-            )
-
-            def settle(rank: int) -> plan.Plan:
-                reference, first = self._references[rank], self._first[rank]
-                taken, inputs = reference.proxy.taken(), reference.cache.input_bytes
-                settled = plan.settled(inputs, first.nbytes - inputs, taken.weights, taken.peak, **whole)
-                reference.proxy.allow(settled.reference)
-                return settled
-
-            self._context.budget.plan = self._refer(settle)[0]
+        self._context.evidence.inputs = self._references[0].describe_inputs()
 
     def load(self) -> None:
         """Compile, import and construct the kernel in all ranks."""
@@ -167,25 +157,20 @@ class _Group:
 
         def construct(rank: int) -> None:
             candidate, reference = self._candidates[rank], self._references[rank]
+            arguments, budget = reference.proxy.init_inputs, self._context.budget.plan
             # A warm-up would skip launches, and a rank that failed for that would leave its peers waiting.
-            candidate.construct(
-                reference.proxy.init_inputs, self._first[rank], self._context.budget.plan, warm_up=False
-            )
+            candidate.construct(arguments, self._first[rank], budget, warm_up=False)
+            candidate.bind_outputs(reference.form.output_specs)
 
         with self._steps.timed("construct"), self._steps.backstop(Phase.CONSTRUCT):
-            self._run(construct)
+            self._together(self._candidates, construct)
             self._context.evidence.setup_ms = self._candidates[0].setup_ms
 
     def check(self) -> int:
         """Check each rank on the requested number of input sets, and on the first again. Return the number."""
-
-        def prepare(rank: int) -> None:
-            self._candidates[rank].bind_outputs(self._references[rank].form.output_specs)
-
         count = self._settings.checks
-        self._enter(self._candidates, Phase.CHECK, self._settings.deadlines.check_s)
+        self._enter(self._candidates, Phase.CHECK)
         with self._steps.alone("check"), self._steps.timed("check"), self._steps.backstop(Phase.CHECK):
-            self._run(prepare)
             for number in range(count):
                 self._check(self._drawn() if number else self._first)
             with _again("right at first, wrong when the same input was run again"):
@@ -196,152 +181,139 @@ class _Group:
 
     def time(self) -> tuple[Measurement, Measurement]:
         """Time the kernel in turn with the reference, check it again, end it, and return both times."""
-        timing = self._settings.timing.model_copy(update={"cold_l2": False})
-        kept: list[tuple[_Cases, list[list[torch.Tensor]]]] = []
+        kept: list[tuple[int, _Cases, _Outputs]] = []
         self._context.device.before_timing()
         with self._steps.alone("measure"), self._steps.timed("time"), self._steps.backstop(Phase.TIME):
             own, beside = self._take(self._candidates, kept)
         self._context.device.after_timing()
         with self._steps.untimed("verify"), self._steps.backstop(Phase.CHECK):
-            for cases, outputs in kept:
+            for _, cases, outputs in kept:
                 self._answer(cases)
                 self._compare(outputs, cases)
-            self._enter(self._candidates, Phase.CHECK, self._settings.deadlines.check_s)
+            self._context.evidence.verified_calls = len(kept)
+            self._enter(self._candidates, Phase.CHECK)
             with _again("right before it was timed, wrong after"):
                 self._check(self._drawn())
-            self._context.evidence.verified_calls = len(kept)
         self.stop()
-        measured = self._summary(beside)
         with self._steps.alone("measure_reference"), self._steps.timed("baseline"), self._steps.backstop(Phase.TIME):
             [alone] = self._take([], [])
-        baseline, is_slowed = self._summary(alone), estimator.is_longer(measured, self._summary(alone))
+        measured, unslowed = self._summary(beside), self._summary(alone)
+        is_slowed = estimator.is_longer(measured, unslowed)
         self._context.evidence.baseline_taken = "without_kernel" if is_slowed else "in_turn"
-        overhead = estimator.overhead_of(own, measured, on_gpu=self._on_gpu)
-        runtime = estimator.summarise(own, overhead, timing, beside, on_gpu=self._on_gpu, fine=False)
-        return runtime, baseline if is_slowed else measured
+        return self._summary(own, beside, measured), unslowed if is_slowed else measured
 
     def stop(self) -> None:
         """End the kernel in all ranks, and reject leftovers."""
         for candidate in self._candidates:
             candidate.process.begin_stop()
         for rank, candidate in enumerate(self._candidates):
-            with _named(rank):
-                self._at(rank, functools.partial(stop, self._context, candidate))
+            with self._at(rank):
+                stop(self._context, candidate)
         self._candidates = []
 
-    def _summary(self, series: Series) -> Measurement:
-        overhead = estimator.overhead_of(series, on_gpu=self._on_gpu)
-        timing = self._settings.timing.model_copy(update={"cold_l2": False})
-        return estimator.summarise(series, overhead, timing, on_gpu=self._on_gpu, fine=False)
+    def _summary(
+        self, series: Series, reference: Series | None = None, baseline: Measurement | None = None
+    ) -> Measurement:
+        on_gpu = self._on_gpu
+        overhead = estimator.overhead_of(series, baseline, on_gpu=on_gpu)
+        return estimator.summarise(series, overhead, self._settings.timing, reference, on_gpu=on_gpu, fine=False)
 
-    def _take(
-        self, candidates: Sequence[Exchange], kept: list[tuple[_Cases, list[list[torch.Tensor]]]]
-    ) -> list[Series]:
+    def _take(self, candidates: Sequence[Exchange], kept: list[tuple[int, _Cases, _Outputs]]) -> list[Series]:
         """Time the candidates, if any, and the references in turn. Return a series of each, and keep some calls."""
-        timing, deadline = self._settings.timing, self._settings.deadlines.time_s
+        timing, proxy = self._settings.timing, self._references[0].proxy
         with contextlib.ExitStack() as shared:
-            references = self._refer(lambda rank: shared.enter_context(self._references[rank].timed(beside=True)))
+            references = self._together(
+                self._references, lambda rank: shared.enter_context(self._references[rank].timed(beside=True))
+            )
             groups = [every for every in (candidates, references) if every]
             series = [Series("cpu_clock", timing.warmup) for _ in groups]
-            stopping, begun = Stopping(timing, series, self._random), time.monotonic()
-            self._enter(candidates, Phase.TIME, deadline)
-            rooms = [[self._at(rank, one.blanks) for rank, one in enumerate(references)] for _ in groups]
-            late = False
+            stopping, begun, late = Stopping(timing, series, self._random), time.monotonic(), False
             while not stopping.is_finished(time.monotonic() - begun, late=late):
-                late = time.monotonic() > begun + deadline * _BUDGET
+                late = time.monotonic() > begun + self._settings.deadlines.time_s * _BUDGET
                 cases = self._drawn()
                 for number in self._random.sample(range(len(groups)), len(groups)):
                     group, one = groups[number], series[number]
-                    for kind in stopping.kinds(one, estimator.OVERHEAD_SHARES[group is references]):
+                    is_own = group is candidates
+                    self._enter(group, Phase.TIME)
+                    for kind in stopping.kinds(one, estimator.OVERHEAD_SHARES[not is_own]):
                         at = time.monotonic()
-                        if group is references:
-                            with self._references[0].proxy.blaming("Model.forward"):
-                                self._enter(group, Phase.TIME, deadline)
-                                sample = self._timed(group, kind, cases, rooms[number])
-                        else:
-                            sample = self._timed(group, kind, cases, rooms[number])
+                        with contextlib.nullcontext() if is_own else proxy.blaming("Model.forward"):
+                            sample, outputs = self._timed(group, kind, cases)
                         counts = stopping.add(one, kind, sample, time.monotonic() - at)
-                        is_own = counts and group is candidates
-                        if is_own and len(kept) < _MOST_KEPT and self._random.random() < _KEPT:
-                            kept.append((cases, rooms[number]))
-                            one.kept.append(sample.ns)
-                            rooms[number] = [self._at(rank, each.blanks) for rank, each in enumerate(references)]
+                        place = self._random.randrange(len(one.calls)) if counts and is_own else _MOST_KEPT
+                        if place < _MOST_KEPT:
+                            kept[place : place + (len(kept) == _MOST_KEPT)] = [(sample.ns, cases, outputs)]
+            series[0].kept = [ns for ns, _, _ in kept]
         return series
 
-    def _timed(
-        self, group: Sequence[Exchange], kind: Kind, cases: _Cases, rooms: Sequence[list[torch.Tensor]]
-    ) -> Sample:
-        """Make one timed call in all ranks, and copy the outputs to ``rooms``."""
-        processes = [exchange.process for exchange in group]
+    def _timed(self, group: Sequence[Exchange], kind: Kind, cases: _Cases) -> tuple[Sample, _Outputs]:
+        """Make one timed call in all ranks. Return its time, and copies of the outputs."""
+        processes, every = [exchange.process for exchange in group], range(len(group))
         order = Order.TIME_OVERHEAD if kind is Kind.OVERHEAD else Order.TIME
-        numbers = list[int]()
+        rooms: _Outputs = []
+        for rank in every:
+            with self._at(rank):
+                rooms.append([tensor.zero_() for tensor in group[rank].blanks()])  # maps the memory now
+                group[rank].settle()
         for process in processes:
             process.start_clock()
-            numbers.append(process.send(order))
-        self._await(processes, flags.READY, numbers)
+        numbers = [process.send(order) for process in processes]
+        self._await(group, flags.READY, numbers)
+        every = self._random.sample(every, len(every))
         begin = time.perf_counter_ns()
-        every = self._random.sample(range(len(group)), len(group))
         for rank in every:
-            processes[rank].flags[flags.SEED] = cases[rank].seed if group[rank].form.draws else 0
-            self._at(rank, lambda: group[rank].load(cases[rank].inputs))  # noqa: B023 -- called at once
+            with self._at(rank):
+                processes[rank].flags[flags.SEED] = cases[rank].seed if group[rank].form.draws else 0
+                group[rank].load(cases[rank].inputs)
         ready = time.perf_counter_ns()
         for rank in every:
-            self._go(processes[rank], rank, numbers[rank])
-        self._await(processes, flags.DONE, numbers)
+            if not self._on_gpu:
+                processes[rank].flags[flags.GO] = numbers[rank]
+                continue
+            with self._at(rank):
+                processes[rank].semaphores.write(torch.cuda.current_stream().cuda_stream, flags.GO, numbers[rank])
+        self._await(group, flags.DONE, numbers)
         for rank in every:
-
-            def take() -> None:
-                views = group[rank].outputs(processes[rank].receive(numbers[rank]))  # noqa: B023 -- called at once
-                copy_out(views, rooms[rank])  # noqa: B023
-
-            with _named(rank):
-                self._at(rank, take)
+            with self._at(rank):
+                copy_out(group[rank].outputs(processes[rank].receive(numbers[rank])), rooms[rank])
         for rank in every:
-            self._at(rank, group[rank].settle)
+            with self._at(rank):
+                group[rank].settle()
         end = time.perf_counter_ns()
         for rank, process in enumerate(processes):
-            with _named(rank):
-                if process.flags[flags.DONE] != numbers[rank]:
-                    message = "the candidate answered a timed call before its end"
-                    raise EvaluationEnded(Category.SANDBOX_VIOLATION, message, Phase.TIME)
-                process.stop_clock()
-        return Sample(end - begin, ready - begin)
+            process.stop_clock()
+            if process.flags[flags.DONE] != numbers[rank]:
+                raise _early(rank)
+        return Sample(end - begin, ready - begin), rooms
 
-    def _go(self, process: SealedProcess, rank: int, number: int) -> None:
-        """Let a rank start once its inputs are written."""
-        if not self._on_gpu:
-            process.flags[flags.GO] = number
-            return
-        with torch.cuda.device(rank):
-            process.semaphores.write(torch.cuda.current_stream().cuda_stream, flags.GO, number)
-
-    def _await(self, processes: Sequence[SealedProcess], flag: int, numbers: Sequence[int]) -> None:
+    def _await(self, group: Sequence[Exchange], flag: int, numbers: Sequence[int]) -> None:
         """Wait until the flag of each rank shows its call's number. Raise the first failure of a rank."""
-        pairs = list(zip(processes, numbers, strict=True))
 
-        def gone() -> bool:
-            return any(process.flags[flag] != number and process.answered() for process, number in pairs)
+        def missing() -> list[int]:
+            return [rank for rank, number in enumerate(numbers) if group[rank].process.flags[flag] != number]
 
-        for process, number in pairs:
-            flags.wait(process.flags, flag, number, nap=not self._on_gpu, gone=gone)
-        if any(process.flags[flag] != number for process, number in pairs):
-            self._together(processes, lambda rank: processes[rank].receive(numbers[rank]))
-            message = "a rank answered a timed call before its end"
-            raise EvaluationEnded(Category.SANDBOX_VIOLATION, message, Phase.TIME)
+        def has_failed() -> bool:
+            return any(group[rank].process.answered() for rank in missing())
+
+        for rank, number in enumerate(numbers):
+            flags.wait(group[rank].process.flags, flag, number, nap=not self._on_gpu, gone=has_failed)
+        if late := missing():
+            self._together(group, lambda rank: group[rank].process.receive(numbers[rank]))
+            raise _early(late[0])
 
     def _drawn(self) -> _Cases:
         """Return a new input set of each rank, and release the set before."""
-        return self._refer(lambda rank: self._references[rank].cache.fresh())
+        return self._together(self._references, lambda rank: self._references[rank].cache.fresh())
 
     def _answer(self, cases: _Cases) -> None:
         """Make the references answer a case, each by one call."""
-        self._refer(lambda rank: self._references[rank].answer_in_step(cases[rank]))
+        self._together(self._references, lambda rank: self._references[rank].answer_in_step(cases[rank]))
 
         @functools.cache
         def nudged() -> list[list[torch.Tensor] | None]:
             if any(reference.is_hurried for reference in self._references):
                 return [None] * len(cases)
-            return self._refer(lambda rank: self._references[rank].again(cases[rank]))
+            return self._together(self._references, lambda rank: self._references[rank].again(cases[rank]))
 
         def of_rank(rank: int) -> list[torch.Tensor] | None:
             return nudged()[rank]
@@ -349,13 +321,20 @@ class _Group:
         for rank, case in enumerate(cases):
             case.again = functools.partial(of_rank, rank)
 
-    def _call(self, cases: _Cases) -> list[list[torch.Tensor]]:
-        """Make a call of the kernel in all ranks, and return the outputs of each."""
-        outputs = self._run(lambda rank: self._candidates[rank].answer(cases[rank]))
+    def _try(self, cases: _Cases) -> None:
+        """Make a call of the kernel in all ranks, and compare the outputs."""
+        if not all(case.outputs for case in cases):
+            self._answer(cases)
+        outputs = self._together(self._candidates, lambda rank: self._candidates[rank].answer(cases[rank]))
         for rank, candidate in enumerate(self._candidates):
-            with _named(rank):
-                self._at(rank, functools.partial(candidate.check_inputs, cases[rank]))
-        return outputs
+            with self._at(rank):
+                candidate.check_inputs(cases[rank])
+        self._compare(outputs, cases)
+
+    def _compare(self, outputs: _Outputs, cases: _Cases) -> None:
+        for rank, case in enumerate(cases):
+            with self._at(rank):
+                self._context.compared.add(*compare.check_values(outputs[rank], case, self._settings))
 
     def _check(self, cases: _Cases) -> None:
         """Check a call. Confirm the references' answer before the kernel is called wrong, and repeat the call."""
@@ -364,7 +343,6 @@ class _Group:
         except EvaluationEnded as ended:
             if ended.outcome.category not in ABOUT_VALUES:
                 raise
-            self._context.compared.add(ended.outcome.facts.errors, ended.faults)
             wrong = ended.with_traceback(None)
         else:
             return
@@ -375,64 +353,42 @@ class _Group:
             raise wrong from None
         raise unless_repeated(wrong, "wrong at first, right when the same input was run again")
 
-    def _try(self, cases: _Cases) -> None:
-        """Make a call of the kernel in all ranks, and compare the outputs."""
-        if not all(case.outputs for case in cases):
-            self._answer(cases)
-        self._compare(self._call(cases), cases)
-
-    def _compare(self, outputs: Sequence[list[torch.Tensor]], cases: _Cases) -> None:
-        for rank, case in enumerate(cases):
-            with _named(rank):
-                check = functools.partial(compare.check_values, outputs[rank], case, self._settings)
-                self._context.compared.add(*self._at(rank, check))
-
     def _confirm(self, cases: _Cases) -> None:
         """Draw and answer a case again. Raise ``invalid_problem`` if the inputs or the answers differ."""
-        caches = [reference.cache for reference in self._references]
         others = [
-            cache.again(case.drawn, case.seed, on_device=case.on_device)
-            for cache, case in zip(caches, cases, strict=True)
+            reference.cache.again(case.drawn, case.seed, on_device=case.on_device)
+            for reference, case in zip(self._references, cases, strict=True)
         ]
-        self._refer(lambda rank: self._references[rank].answer_in_step(others[rank]))
+        self._together(self._references, lambda rank: self._references[rank].answer_in_step(others[rank]))
         for rank, (case, other) in enumerate(zip(cases, others, strict=True)):
-            if [*map(checksum, case.inputs)] != [*map(checksum, other.inputs)]:
-                raise invalid_problem(f"rank {rank}: {UNSTEADY_INPUTS}")
-            try:
-                self._at(rank, functools.partial(compare.check_values, other.outputs, case, self._settings))
-            except EvaluationEnded as ended:
-                message = f"rank {rank}: the reference's answers to one input differ: {ended.outcome.message}"
-                raise invalid_problem(message) from None
-            caches[rank].drop([other])
+            with self._at(rank):
+                if [*map(checksum, case.inputs)] != [*map(checksum, other.inputs)]:
+                    raise invalid_problem(UNSTEADY_INPUTS)
+                try:
+                    compare.check_values(other.outputs, case, self._settings)
+                except EvaluationEnded as ended:
+                    raise differing(ended) from None
+                self._references[rank].cache.drop([other])
 
-    def _whole_bytes(self) -> int:
-        """Return the memory of a GPU that the evaluation can use, which is all of it: it holds each alone."""
-        if not self._on_gpu:
-            return self._context.budget.whole["whole"]
-        return plan.capacity(torch.cuda.get_device_properties(0).total_memory, 1)
-
-    def _enter(self, group: Sequence[Exchange], phase: Phase, seconds: float) -> None:
+    def _enter(self, group: Sequence[Exchange], phase: Phase) -> None:
+        deadlines = self._settings.deadlines
         for exchange in group:
             if exchange.process.phase is not phase:
-                exchange.process.enter(phase, seconds)
+                exchange.process.enter(phase, deadlines.time_s if phase is Phase.TIME else deadlines.check_s)
 
-    def _at(self, rank: int, work: Callable[[], _T]) -> _T:
-        """Do work with the GPU of a rank as this thread's."""
-        with torch.cuda.device(rank) if self._on_gpu else contextlib.nullcontext():
-            return work()
+    @contextlib.contextmanager
+    def _at(self, rank: int) -> Generator[None]:
+        """Use the GPU of a rank, and name the rank if it fails."""
+        with torch.cuda.device(rank) if self._on_gpu else contextlib.nullcontext(), _named(rank):
+            yield
 
-    def _refer(self, work: Callable[[int], _T]) -> list[_T]:
-        return self._together([reference.process for reference in self._references], work)
-
-    def _run(self, work: Callable[[int], _T]) -> list[_T]:
-        return self._together([candidate.process for candidate in self._candidates], work)
-
-    def _together(self, processes: Sequence[SealedProcess], work: Callable[[int], _T]) -> list[_T]:
+    def _together(self, group: Sequence[Reference] | Sequence[Exchange], work: Callable[[int], _T]) -> list[_T]:
         """Do work with the process of each rank at the same time, and return the results.
 
         Raises:
             EvaluationEnded: the first failure of a rank that no other rank explains. All processes have ended then.
         """
+        processes = [each.process for each in group]
 
         def bound(rank: int) -> _T:
             if self._on_gpu:
@@ -463,16 +419,11 @@ class _Group:
         for rank, process in enumerate(processes):
             if rank != first:
                 process.begin_stop()
-        self._show(processes[first])
+        if group is not self._references and self._candidates:
+            self._context.processes.candidate = self._candidates[first]  # Its log is stored.
         late = [rank for rank in failed if rank != first and weights[rank] == weights[first] != _OWN]
         with _named(first, late):
             raise failed[first]
-
-    def _show(self, process: SealedProcess) -> None:
-        """Make the failed rank's candidate the evaluation's, whose log is stored."""
-        for candidate in self._candidates:
-            if candidate.process is process:
-                self._context.processes.candidate = candidate
 
 
 #: Order in which failures explain each other: any other failure, a rank that did not end, one that waited for peers and
@@ -487,6 +438,11 @@ def _weight(error: BaseException, process: SealedProcess) -> int:
     if process.ended is not None and process.ended.reason is End.DEADLINE:
         return _WAITED if _WAITS.search(process.ended.log.partition("(most recent call first)")[2]) else _HANGS
     return _PEER if process.ended is None and _OF_A_PEER.search(error.outcome.message) else _OWN
+
+
+def _early(rank: int) -> EvaluationEnded:
+    message = f"rank {rank}: the process answered a timed call before its end"
+    return EvaluationEnded(Category.SANDBOX_VIOLATION, message, Phase.TIME, rank=rank)
 
 
 @contextlib.contextmanager

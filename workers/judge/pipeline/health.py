@@ -203,8 +203,13 @@ class Device:
             self._steps.enter(Phase.SELF_TEST, time.monotonic() + SELF_TEST_S)
             with self._steps.timed("self_test"):
                 for number in reversed(range(self.count)):
-                    with torch.cuda.device(number), self._doubting(number):
-                        self._evidence.self_test = test()
+                    try:
+                        with torch.cuda.device(number):
+                            self._evidence.self_test = test()
+                    except EvaluationEnded as ended:
+                        if number:
+                            self._backend.doubt(self._slot.peers[number - 1], ended.outcome.message)
+                        raise
             self._steps.enter(Phase.PREPARE)
         self._passed |= final
 
@@ -227,16 +232,6 @@ class Device:
     def doubt(self, reason: str) -> None:
         """Report that the GPU is suspect."""
         self._backend.doubt(self._slot.device, reason)
-
-    @contextlib.contextmanager
-    def _doubting(self, number: int) -> Generator[None]:
-        """Report another GPU of the evaluation as suspect if it fails its test."""
-        try:
-            yield
-        except EvaluationEnded as ended:
-            if number:
-                self._backend.doubt(self._slot.peers[number - 1], ended.outcome.message)
-            raise
 
     def before_timing(self) -> None:
         """Wait for foreign processes as :meth:`.Sharing.before_timing` does, and record them."""

@@ -16,7 +16,7 @@ from kqueue.contract import Outcome, Phase, Request
 from kqueue.evidence import Build as Compilation
 from kqueue.evidence import ReferenceProcess
 from kqueue.passes import Pass
-from workers.judge.channel.orders import QUEUES, Job, Member, Opening, Order
+from workers.judge.channel.orders import Job, Member, Opening, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.control import Report
 from workers.judge.forkserver.handle import ForkServer, ForkServerError
@@ -355,7 +355,7 @@ class Processes:
 
     def _opening(self, source: str) -> Opening:
         # At least as many queues as the reference has, so that a library's parallel work also runs in parallel here.
-        queues = static.queues(source, self._request.problem) if self._member is None else QUEUES
+        queues = static.queues(source, self._request.problem) if self._member is None else 0
         return Opening(self._device, queues, self._settings.debug.launch_blocking, self._member)
 
     def _job(self, source: str, entry: str, *, compiled: bool = False, built: str = "") -> Job:

@@ -26,7 +26,7 @@ from workers.judge.channel import scalar_page
 from workers.judge.channel.buffers import LocationError, SharedTensor, view_within
 from workers.judge.channel.flags import memory
 from workers.judge.channel.gpu_memory import CudaCallError
-from workers.judge.channel.orders import QUEUES, Ask, Gradients, Job, Member, Opening, Order
+from workers.judge.channel.orders import Ask, Gradients, Job, Member, Opening, Order
 from workers.judge.channel.protocol import Reply
 from workers.judge.channel.tensors import Location, TensorSpec, Where
 from workers.judge.ending import EvaluationEnded
@@ -114,7 +114,7 @@ class ReferenceProxy:
 
     def begin(self, member: Member | None = None) -> None:
         """Start opening the device in the process without waiting for it. A ``member`` joins its group."""
-        opening = Opening(self.device, QUEUES if member else static.queues(self.source), member=member)
+        opening = Opening(self.device, 0 if member else static.queues(self.source), member=member)
         self._opening = self.process.send(Order.OPEN, payload=opening)
 
     def await_opening(self) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 
 from kqueue.contract import Comparison, Policy, Precision, Settings
+from kqueue.evidence import InputTensor
 from workers.judge.channel.bits import checksum
 from workers.judge.channel.orders import Order
 from workers.judge.channel.protocol import Reply
@@ -162,6 +163,13 @@ class Reference:
     @property
     def _is_fp32(self) -> bool:
         return self.settings.precision is Precision.FP32
+
+    def describe_inputs(self) -> tuple[InputTensor, ...]:
+        """Return shape and dtype of each tensor among the inputs, as evidence."""
+        specs = self.cache.input_specs
+        dtypes = (str(specs[view.root].dtype).removeprefix("torch.") for view in self.form.views)
+        both = zip(self.form.views, dtypes, strict=True)
+        return tuple(InputTensor(shape=view.shape, dtype=dtype) for view, dtype in both)
 
     def differentiate(self, first: Case, *, backward: bool) -> Case:
         """Have the process compute gradients, or only go forward in grad mode, from now on.
@@ -547,7 +555,7 @@ class Reference:
                         own = replace(case, outputs=alone, exact=None, again=noise)
                         compare.check_values(outputs, own, self.settings)
             except EvaluationEnded as ended:
-                raise invalid_problem(f"the reference's answers to one input differ: {ended.outcome.message}") from None
+                raise differing(ended) from None
 
     def outputs(self, case: Case, *, wide: bool = False, evaluates: bool = False) -> list[torch.Tensor] | None:
         """Answer a held case once more, in float64 or in ``eval()`` mode, and release its earlier outputs.
@@ -630,6 +638,11 @@ class Reference:
             exchange.bind_inputs([])
         if not self.cache.is_roomy:
             self.cache.clear()
+
+
+def differing(ended: EvaluationEnded) -> EvaluationEnded:
+    """Return the end of an evaluation whose reference answers one input in two ways."""
+    return invalid_problem(f"the reference's answers to one input differ: {ended.outcome.message}")
 
 
 def _difference(reply: Reply, form: Form) -> str:

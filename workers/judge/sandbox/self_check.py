@@ -96,7 +96,7 @@ def _for_tools(means: seal.Means, measures: dict[str, bool | str]) -> seal.Means
         lacking["scopes"] = measures["scopes"]
     if lacking:
         reasons = ", ".join(f"{name} ({why})" for name, why in lacking.items())
-        return f"a program under a tool cannot be sealed here, because it lacks {reasons}"
+        return f"a process that connects to another cannot be sealed here, because it lacks {reasons}"
     opened = replace(means.reach, readable=(*means.reach.readable, "/proc"), nodes=(*means.reach.nodes, "/proc"))
     return replace(
         means,

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from kqueue.contract import Phase
-from kqueue.evidence import Checker, InputTensor
+from kqueue.evidence import Checker
 from kqueue.passes import Pass
 from workers.judge.pipeline import answers, clocks, compare, plan, sensitivity, timing
 from workers.judge.pipeline.baseline import Baseline
@@ -105,10 +105,7 @@ def _begin(context: Context) -> tuple[Reference, Case]:
         with proxy.blaming("Model.setup"):
             context.evidence.reference_setup_ms = proxy.exchange.set_up(first.inputs)
         cache.warm_up_variants()
-    context.evidence.inputs = tuple(
-        InputTensor(shape=view.shape, dtype=str(cache.input_specs[view.root].dtype).removeprefix("torch."))
-        for view in reference.form.views
-    )
+    context.evidence.inputs = reference.describe_inputs()
     budget.book(plan.of_first_call(cache.input_bytes, weights, **budget.whole, alone=alone))
     with context.untimed_if_large(reference, "reference"), steps.timed("reference"), steps.backstop(Phase.REFERENCE):
         proxy.allow(budget.plan.reference)
