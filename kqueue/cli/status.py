@@ -67,8 +67,7 @@ def status(
     """
     from kqueue.config import load, names_server
 
-    config, over_http = load(), names_server()
-    from kqueue import broker
+    over_http = names_server()
     from kqueue.store import reports
 
     with reading("status") as read:
@@ -87,7 +86,9 @@ def status(
     failure = None
     try:
         if not over_http:
-            broker.check(broker.make_app(config))
+            from kqueue import broker
+
+            broker.check(broker.make_app(load()))
     except KqueueError as error:
         failure = str(error)
     view = _Status(
