@@ -53,7 +53,10 @@ class _Finder(MetaPathFinder, Loader):
     """Finds and makes the modules of the packages."""
 
     def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in _PACKAGES else None
+        package = name.partition(".")[0]
+        # An installed package can lack a module.
+        wanted = package in _PACKAGES and (package == name or isinstance(sys.modules.get(package), _Module))
+        return ModuleSpec(name, self, is_package=True) if wanted else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Module(spec.name)
@@ -62,6 +65,10 @@ class _Finder(MetaPathFinder, Loader):
         """Leave the module as it is."""
 
 
+_FINDER: Final = _Finder()
+
+
 def stand_in() -> None:
     """Let the packages be imported where they are not installed."""
-    sys.meta_path.append(_Finder())
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.append(_FINDER)
