@@ -86,7 +86,7 @@ class Http:
     def _proxy(self) -> SplitResult | None:
         found = getproxies().get(self._url.scheme) or getproxies().get("all")
         direct = self._path is not None or proxy_bypass(self._url.netloc.rpartition("@")[2])
-        return urlsplit(found) if found and not direct else None
+        return urlsplit(found if "://" in found else f"http://{found}") if found and not direct else None
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
@@ -97,17 +97,24 @@ class Http:
             if self._path is not None:
                 return await asyncio.open_unix_connection(self._path)
             to, port = self._proxy or self._url, {"http": 80, "https": 443}
+            if to.scheme not in port:
+                raise ConnectionError(f"a proxy of the kind {to.scheme} cannot be used: unset it, or set NO_PROXY")
             streams = await asyncio.open_connection(
                 to.hostname, to.port or port[to.scheme], ssl=self._tls if to.scheme == "https" else None
             )
             if self._proxy is not None and self._url.scheme == "https":
-                host = f"{self._url.hostname}:{self._url.port or 443}"
-                sent = {"Host": host, **_credentials(self._proxy)}
-                answer, _ = await _exchange(streams, "CONNECT", host, sent, b"")
-                if answer.status != 200:
+                host = self._url.netloc.rpartition("@")[2]
+                host = host if self._url.port else f"{host}:443"
+                try:
+                    answer, _ = await _exchange(
+                        streams, "CONNECT", host, {"Host": host, **_credentials(self._proxy)}, b""
+                    )
+                    if answer.status != 200:
+                        raise ConnectionError(f"the proxy answers {answer.status}")
+                    await streams[1].start_tls(self._tls, server_hostname=self._url.hostname)
+                except BaseException:
                     streams[1].transport.abort()
-                    raise ConnectionError(f"the proxy answers {answer.status}")
-                await streams[1].start_tls(self._tls, server_hostname=self._url.hostname)
+                    raise
             return streams
 
 

@@ -15,15 +15,12 @@ import trustme
 from kqueue.client.connections import Http
 
 BODY = b"x" * 200_000
-#: The answer in each form that HTTP/1.1 allows, and whether another request can follow.
+#: The answer in each form that HTTP/1.1 allows. Only the last one ends its connection.
 ANSWERS = [
-    (b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + BODY, True),
-    (
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n30d40;a=b\r\n" + BODY + b"\r\n0\r\nTrailer: x\r\n\r\n",
-        True,
-    ),
-    (b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + BODY, True),
-    (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + BODY, False),
+    b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + BODY,
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n30d40;a=b\r\n" + BODY + b"\r\n0\r\nTrailer: x\r\n\r\n",
+    b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + BODY,
+    b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + BODY,
 ]
 BROKEN = [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort", b"HTTP/1.1 200 OK\r\nX: y"]
 
@@ -38,9 +35,8 @@ async def head(reader: StreamReader) -> list[bytes]:
 class House:
     """A server with answers for its next requests, and a proxy that serves and tunnels."""
 
-    def __init__(self, answers: list[bytes], *, authority: trustme.CA | None) -> None:
+    def __init__(self, answers: list[bytes]) -> None:
         self.answers, self.opened, self.asked, self.tunnels = answers, 0, list[list[bytes]](), list[bytes]()
-        self._authority = authority
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         self.opened += 1
@@ -68,30 +64,28 @@ class House:
 
         await asyncio.gather(copy(reader, there[1]), copy(there[0], writer), return_exceptions=True)
 
-    async def listen(self, stack: AsyncExitStack, handler: Callable[..., object], *, tls: bool = False) -> str:
-        """Return the URL of a handler."""
-        context = None
-        if tls and self._authority is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            self._authority.issue_cert("127.0.0.1").configure_cert(context)
-        server = await stack.enter_async_context(await asyncio.start_server(handler, "127.0.0.1", 0, ssl=context))
-        return f"http{'s' * tls}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+async def listen(stack: AsyncExitStack, handler: Callable[..., object], tls: ssl.SSLContext | None = None) -> str:
+    """Return the URL of a handler."""
+    server = await stack.enter_async_context(await asyncio.start_server(handler, "127.0.0.1", 0, ssl=tls))
+    return f"http{'s' if tls else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("proxied", [False, True], ids=["direct", "proxied"])
 def test_every_form_of_an_answer(tls: bool, proxied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections are verified, go through the environment's proxy, and serve again unless the answer closes them."""
-    authority = trustme.CA()
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
 
     async def main() -> None:
-        house = House([answer for answer, _ in [*ANSWERS, ANSWERS[0]]], authority=authority)
+        house = House([*ANSWERS, ANSWERS[0]])
         async with AsyncExitStack() as stack:
-            url = await house.listen(stack, house.serve, tls=tls)
+            url = await listen(stack, house.serve, context if tls else None)
             if proxied:
-                monkeypatch.setenv("HTTP_PROXY", url if not tls else "http://127.0.0.1:1")
-                monkeypatch.setenv("HTTPS_PROXY", await house.listen(stack, house.pass_on))
+                monkeypatch.setenv("HTTP_PROXY", "socks5://127.0.0.1:1" if tls else url.removeprefix("http://"))
+                monkeypatch.setenv("HTTPS_PROXY", await listen(stack, house.pass_on))
             asked = url if tls or not proxied else "http://kqueue.invalid"
             if tls:
                 stranger = Http(url, 1)
@@ -118,11 +112,11 @@ def test_a_broken_answer_is_a_lost_connection() -> None:
     """An answer that is malformed or cut off raises ConnectionError, and so does a header with a line feed."""
 
     async def main() -> None:
-        house = House([*BROKEN], authority=None)
+        house = House([*BROKEN])
         async with AsyncExitStack() as stack:
-            http = Http(await house.listen(stack, house.serve), 4)
+            http = Http(await listen(stack, house.serve), 4)
             for _ in BROKEN:
-                with pytest.raises(ConnectionError):
+                with pytest.raises(ConnectionError, match="no complete answer"):
                     await http.request("GET", "/", headers={})
             with pytest.raises(ConnectionError, match="line feed"):
                 await http.request("GET", "/", headers={"X": "a\r\nY: b"})
