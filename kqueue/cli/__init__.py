@@ -17,17 +17,13 @@ from functools import cached_property
 from pkgutil import resolve_name
 from typing import IO, Annotated, Any, Final, NoReturn, cast
 
-from kqueue import errors, registry
-from kqueue.cli.render import drop_output, say
+import typer
+import typer.core
 
-try:
-    import typer
-    import typer.core
-except ModuleNotFoundError as missing:
-    say(f"commands need {missing.name} and more packages: `pip install 'kqueue[cli]'`")
-    sys.exit(3)
+from kqueue import errors, registry
 from kqueue.cli.absent import stand_in
 from kqueue.cli.options import with_groups
+from kqueue.cli.render import drop_output, say
 from kqueue.signals import raise_interrupts
 
 #: Exit statuses of commands that failed. Status 1 is reserved for a negative answer.

@@ -20,8 +20,6 @@ PRODUCER = Path(__file__).with_name("producer.py")
 Run = Callable[..., subprocess.CompletedProcess[str]]
 #: The words of a client that needs the database's packages.
 REFUSED = "ConfigError: a fleet's database and queue need more packages: `pip install 'kqueue[database]'`"
-
-
 #: Packages that the client is installed beside.
 OTHERS = [
     "verl", "trl", "vllm", "sglang", "ray", "verifiers", "skyrl-gym", "nemo-gym", "openenv", "inspect-ai", "mlflow",
@@ -63,15 +61,12 @@ def linked(folder: Path, *extras: str) -> Path:
 @pytest.fixture(scope="module", params=["present", *(pytest.param(one, marks=pytest.mark.nightly) for one in BOUNDS)])
 def ways(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The paths of environments by extra: with the packages of this one, or the lowest or newest that are allowed."""
-    folders = {extra: tmp_path_factory.mktemp("light") for extra in ("", "cli")}
-    for extra, folder in folders.items():
-        if request.param == "present":
-            linked(folder, *extra.split())
-        else:
-            uv("install", "--target", str(folder), "--resolution", request.param, f"{ROOT}[{extra}]")
-    return {
-        extra: f"{folder}:{ROOT}" if request.param == "present" else f"{folder}" for extra, folder in folders.items()
-    }
+    paths = {extra: tmp_path_factory.mktemp("light") for extra in ("", "cli")}
+    if request.param == "present":
+        return {extra: f"{linked(path, *extra.split())}:{ROOT}" for extra, path in paths.items()}
+    for extra, path in paths.items():
+        uv("install", "--target", str(path), "--resolution", request.param, f"{ROOT}[{extra}]")
+    return {extra: str(path) for extra, path in paths.items()}
 
 
 @pytest.fixture
@@ -81,15 +76,8 @@ def light(ways: dict[str, str], served: Served, tmp_path: Path) -> Run:
     def run(extra: str, *command: str) -> subprocess.CompletedProcess[str]:
         environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": ways[extra]}
         environment |= {"KQUEUE_URL": served.url, "KQUEUE_TOKEN": served.admin}
-        return subprocess.run(
-            [sys.executable, "-S", *command],
-            env=environment,
-            cwd=tmp_path,
-            timeout=60,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        program = [sys.executable, "-S", *command]
+        return subprocess.run(program, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
 
     return run
 
