@@ -12,13 +12,13 @@ import os
 import re
 import tempfile
 from functools import cached_property
+from importlib.machinery import PathFinder
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import unquote
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from kqueue.errors import ConfigError
 
@@ -33,16 +33,10 @@ _SERVERS_SECRETS: Final = frozenset({"oidc_client_secret", "callback_secret"})
 MAX_BATCH: Final = 100_000
 
 
-class Config(BaseSettings):
-    """A fleet's settings. The environment variable of each is ``KQUEUE_<NAME>``."""
+class Config(BaseModel):
+    """A fleet's settings. The environment variable of each is ``KQUEUE_<NAME>``. An empty one is not set."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="KQUEUE_",
-        extra="ignore",
-        frozen=True,
-        use_attribute_docstrings=True,
-        env_ignore_empty=True,
-    )
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
     home: Path = Field(default_factory=lambda: Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "kqueue")
     """Directory of the one-machine fleet's data, where clients on the machine find the fleet. By default ``kqueue`` in
@@ -170,6 +164,10 @@ class Config(BaseSettings):
     log_json: bool = False
     """True if each event is logged as a line of JSON."""
 
+    def __init__(self, **given: Any) -> None:
+        named = {name: os.environ.get(f"KQUEUE_{name.upper()}") for name in type(self).model_fields}
+        super().__init__(**{name: value for name, value in named.items() if value} | given)
+
     @model_validator(mode="before")
     @classmethod
     def _split_url(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -225,8 +223,10 @@ class Config(BaseSettings):
         return self.build_store or str(self.scratch.absolute() / "builds")
 
     def require_database(self) -> str:
-        """Return the database's URL. Raise :class:`ConfigError` if it is not set."""
-        return self._require(self.database_url, "KQUEUE_DATABASE_URL")
+        """Return the database's URL. Raise :class:`ConfigError` if it is not set, or its packages are absent."""
+        url = self._require(self.database_url, "KQUEUE_DATABASE_URL")
+        require_packages()
+        return url
 
     def require_redis(self) -> str:
         """Return the broker's URL. Raise :class:`ConfigError` if it is not set."""
@@ -261,6 +261,15 @@ class Config(BaseSettings):
                 text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
                 values[f"KQUEUE_{name.upper()}"] = text
         return values
+
+
+def require_packages() -> None:
+    """Raise ConfigError if the packages of the extra ``database`` are absent."""
+    # The finder of installed modules does not know the stand-ins of kqueue/cli/absent.py.
+    if any(PathFinder.find_spec(name) is None for name in ("celery", "psycopg", "sqlalchemy")):
+        raise ConfigError(
+            "a fleet's database and queue need more packages: `pip install 'kqueue[database]'`, or set KQUEUE_URL alone"
+        )
 
 
 def networks(value: str) -> list[IPv4Network | IPv6Network]:

@@ -1,7 +1,7 @@
 """Receipts: signed records of finished evaluations, and their keys.
 
 A receipt is an in-toto statement in a DSSE envelope. Both are canonical JSON: sorted keys, no white space, ASCII, the
-shortest decimals that identify each number. The extra ``http`` is required.
+shortest decimals that identify each number. The extra ``receipts`` is required.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ try:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 except ImportError as missing:
-    raise ConfigError("receipts need cryptography: `pip install 'kqueue[http]'`") from missing
+    raise ConfigError("receipts need cryptography: `pip install 'kqueue[receipts]'`") from missing
 
 if TYPE_CHECKING:
     from kqueue.store.reports import Detail

@@ -21,6 +21,7 @@ import typer
 import typer.core
 
 from kqueue import errors, registry
+from kqueue.cli.absent import stand_in
 from kqueue.cli.options import with_groups
 from kqueue.cli.render import drop_output, say
 from kqueue.signals import raise_interrupts
@@ -152,6 +153,7 @@ def main() -> NoReturn:
     :data:`_SERVING` handle signals themselves.
     """
     command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
+    stand_in()
     gc.set_threshold(_GC_THRESHOLD_SERVING if command in _SERVING else _GC_THRESHOLD)
     # Without this, Python traverses all imported objects twice at exit.
     atexit.register(gc.freeze)
@@ -168,6 +170,11 @@ def main() -> NoReturn:
     except errors.KqueueError as error:
         say(error)
         sys.exit(exit_status(error))
+    except ModuleNotFoundError as error:
+        if (error.name or "kqueue").startswith("kqueue"):
+            raise
+        say(f"this needs {error.name}, which is not installed: `pip install 'kqueue[fleet]'`")
+        sys.exit(exit_status(errors.ConfigError()))
     except OSError as error:
         if error.filename is None:
             raise

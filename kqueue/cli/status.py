@@ -62,14 +62,16 @@ def status(
 
     Exits with 3 if Redis cannot be reached.
     """
-    from kqueue import broker
     from kqueue.config import load, names_server
+
+    over_http, failure = names_server(), None
     from kqueue.store import reports
 
-    failure = None
     with reading("status") as read:
         view = _look(read, reports.states, EvaluationState)
-    if not names_server():
+    if not over_http:
+        from kqueue import broker
+
         try:
             broker.check(broker.make_app(load()))
         except KqueueError as error:

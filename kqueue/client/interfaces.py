@@ -23,6 +23,7 @@ from uuid import UUID
 
 from kqueue import registry
 from kqueue.client.transport import Accepted, Entry, Transport, all_valid, check, check_each
+from kqueue.config import require_packages
 from kqueue.contract import Request, Settings, Verdict
 from kqueue.errors import InvalidRequest, UnknownEvaluation, WaitTimeout
 from kqueue.states import Priority
@@ -330,8 +331,9 @@ class _ToServices:
             redis_url: URL of Redis, instead of the configured one.
 
         Raises:
-            ConfigError: no database is set.
+            ConfigError: no database is set, or the extra ``database`` is not installed.
         """
+        require_packages()
         # Clients over HTTP must load neither Celery nor SQLAlchemy.
         from kqueue.client.database import DatabaseTransport
 

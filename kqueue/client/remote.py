@@ -7,7 +7,7 @@
 
 They are :class:`~kqueue.Client` and :class:`~kqueue.AsyncClient` on another transport. Every submission carries an
 idempotency key, which the client creates if its producer gave none. A submission whose answer was lost is sent again
-and never evaluated twice. A wait continues through restarts of the server. The extra ``http`` is required.
+and never evaluated twice. A wait continues through restarts of the server.
 
 One thread with an event loop sends the requests of all callers. A few requests serve any number of waits for verdicts.
 """
@@ -228,7 +228,7 @@ class _Polling:
                 self._settle(verdict.evaluation_id, verdict)
             for unknown in answer["unknown"]:
                 self._settle(UUID(unknown), UnknownEvaluation(unknown))
-        except (KqueueError, ValueError, KeyError) as error:
+        except (KqueueError, ValueError, LookupError, TypeError, AttributeError) as error:
             if not isinstance(error, KqueueError):
                 error = ServerUnavailable(f"{self._server.url} does not answer like a kqueue server: {error}")
             for identity in ids:

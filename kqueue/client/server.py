@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
+from urllib.parse import urlsplit
 
 from kqueue.client import wire
+from kqueue.client.connections import UNIX, Answer, Http
 from kqueue.errors import AccessRefused, BudgetSpent, ConfigError, KqueueError, ServerUnavailable
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
-
-#: Module of httpx's command line. It imports rich and pygments, which would take a third of a client's start-up time.
-_COMMAND_LINE: Final = "httpx._main"
-_modules = cast("dict[str, Any]", sys.modules)
-_modules.setdefault(_COMMAND_LINE, None)
-try:
-    import httpx
-except ImportError as missing:
-    raise ConfigError("clients over HTTP need httpx: `pip install 'kqueue[http]'`") from missing
-finally:
-    if _modules[_COMMAND_LINE] is None:
-        del _modules[_COMMAND_LINE]
 
 _log = logging.getLogger(__name__)
 
@@ -35,8 +25,6 @@ _log = logging.getLogger(__name__)
 _AGAIN: Final = frozenset({429, 502, 503, 504})
 #: First and longest pause in seconds before a request is repeated. The pause doubles each time.
 _PAUSE_S: Final = (0.1, 5.0)
-#: Prefix of a unix socket's URL, before the socket's path.
-_UNIX: Final = "unix://"
 #: Longest pause in seconds that a server can request.
 _LONGEST_WAIT_S: Final = 30.0
 
@@ -45,7 +33,7 @@ class Server(wire.Operations):
     """The HTTP interface of a server. All methods except the constructor must run in one event loop.
 
     ``url`` is ``http://host:18188`` or ``unix:///path``. A request is repeated for ``retry_s`` seconds before the error
-    is raised, and ``connections`` connections are kept open. ``transport`` replaces the connection to ``url``, and
+    is raised, and ``connections`` connections are kept open. ``http`` replaces the connections to ``url``, and
     :meth:`close` closes it. Raise ConfigError for another URL or a malformed token.
     """
 
@@ -56,14 +44,12 @@ class Server(wire.Operations):
         *,
         retry_s: float,
         connections: int,
-        transport: httpx.AsyncBaseTransport | None = None,
+        http: Http | None = None,
     ) -> None:
         self.url = _checked_url(url)
         self._headers = {} if token is None else {"Authorization": f"Bearer {_checked_token(token)}"}
         self._retry_s = retry_s
-        self._connections = connections
-        self._transport = transport
-        self._http: httpx.AsyncClient | None = None
+        self._http = http or Http(self.url, connections)
 
     async def ask(
         self,
@@ -84,30 +70,29 @@ class Server(wire.Operations):
 
     async def read(self, path: str, *, headers: Mapping[str, str] = {}) -> str:
         """Return the text at a path. The errors are the ones of :meth:`ask`."""
-        return (await self._answer(False, "GET", path, headers=headers)).text
+        return (await self._answer(False, "GET", path, headers=headers)).body.decode(errors="replace")
 
-    async def _answer(self, patient: bool, method: str, path: str, **parts: Any) -> httpx.Response:
+    async def _answer(self, patient: bool, method: str, path: str, **parts: Any) -> Answer:
         """Return the server's successful answer."""
-        if self._http is None:
-            self._http = self._open()
+        parts["headers"] = {**self._headers, **parts["headers"]}
         began, pause_s = time.monotonic(), _PAUSE_S[0]
         while True:
             wait_s = 0.0
             try:
                 answer = await self._http.request(method, path, **parts)
-            except httpx.RequestError as fault:
+            except OSError as fault:
                 error: KqueueError = ServerUnavailable(
                     f"{self.url} cannot be reached ({str(fault) or type(fault).__name__}): check the address, and "
                     "that `kqueue serve` runs there"
                 )
             else:
-                if answer.is_success:
+                if 200 <= answer.status < 300:
                     return answer
                 error = _error(answer)
-                if isinstance(error, AccessRefused) and "Authorization" not in {**self._headers, **parts["headers"]}:
+                if isinstance(error, AccessRefused) and "Authorization" not in parts["headers"]:
                     raise AccessRefused(f"{self.url} needs a token: set KQUEUE_TOKEN, or pass it to the client")
                 # A budget can be used up for days, so the caller decides whether to wait.
-                if answer.status_code not in _AGAIN or isinstance(error, BudgetSpent):
+                if answer.status not in _AGAIN or isinstance(error, BudgetSpent):
                     raise error
                 wait_s = _retry_after_s(answer)
             if not patient and time.monotonic() - began > self._retry_s:
@@ -118,33 +103,19 @@ class Server(wire.Operations):
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._http is not None:
-            await self._http.aclose()
-
-    def _open(self) -> httpx.AsyncClient:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._connections)
-        path = self.url.removeprefix(_UNIX) if self.url.startswith(_UNIX) else None
-        uds = None if path is None else httpx.AsyncHTTPTransport(uds=path, limits=limits)
-        return httpx.AsyncClient(
-            base_url=self.url if path is None else "http://localhost",
-            headers=self._headers,
-            timeout=httpx.Timeout(60.0, connect=10.0, pool=None),
-            limits=limits,
-            transport=self._transport or uds,
-        )
+        await self._http.close()
 
 
 def _checked_url(url: str) -> str:
     """Return a server's URL without a slash at its end, or raise ConfigError."""
-    if url.startswith(f"{_UNIX}/"):
+    if url.startswith(f"{UNIX}/"):
         return url
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        parsed = httpx.URL("")
-    if parsed.scheme not in {"http", "https"} or not parsed.host or (parsed.port or 0) > 65535:
-        raise ConfigError("KQUEUE_URL: not an HTTP URL. Use http://host:18188, or unix:///path of a unix socket")
-    return url.rstrip("/")
+    with suppress(ValueError):
+        parsed = urlsplit(url)
+        # A malformed host or port raises ValueError.
+        if parsed.scheme in {"http", "https"} and (parsed.hostname or "").encode("idna") and parsed.port != 0:
+            return url.rstrip("/")
+    raise ConfigError("KQUEUE_URL: not an HTTP URL. Use http://host:18188, or unix:///path of a unix socket")
 
 
 def _checked_token(token: SecretStr) -> str:
@@ -155,32 +126,30 @@ def _checked_token(token: SecretStr) -> str:
     return secret
 
 
-def _content(answer: httpx.Response) -> dict[str, Any]:
+def _content(answer: Answer) -> dict[str, Any]:
     """Return the JSON object of a successful answer, or raise ServerUnavailable for any other content."""
     with suppress(ValueError):
-        if isinstance(content := answer.json(), dict):
+        if isinstance(content := json.loads(answer.body), dict):
             return cast("dict[str, Any]", content)
     raise _not_kqueue(answer)
 
 
-def _error(answer: httpx.Response) -> KqueueError:
+def _error(answer: Answer) -> KqueueError:
     """Return the exception for an answer with an error status."""
     try:
-        return wire.load_error(answer.json())
+        return wire.load_error(json.loads(answer.body))
     except (ValueError, KeyError, TypeError, AttributeError):
         return _not_kqueue(answer)
 
 
-def _not_kqueue(answer: httpx.Response) -> ServerUnavailable:
-    return ServerUnavailable(
-        f"{answer.request.url} answers {answer.status_code}, but not like a kqueue server: check the address"
-    )
+def _not_kqueue(answer: Answer) -> ServerUnavailable:
+    return ServerUnavailable(f"{answer.url} answers {answer.status}, but not like a kqueue server: check the address")
 
 
-def _retry_after_s(answer: httpx.Response) -> float:
+def _retry_after_s(answer: Answer) -> float:
     """Return the seconds after which the server asks for a repeated request, or 0 if it names none."""
     try:
-        return min(float(int(answer.headers.get("Retry-After", 0))), _LONGEST_WAIT_S)
+        return min(float(int(answer.headers.get("retry-after", 0))), _LONGEST_WAIT_S)
     except ValueError:
         # Proxies can send a date instead.
         return 0.0

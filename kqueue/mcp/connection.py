@@ -19,6 +19,7 @@ import anyio
 import httpx
 from mcp.server.mcpserver import Context
 
+from kqueue.client.connections import Answer, Http
 from kqueue.client.server import Server
 from kqueue.client.wire import Operations
 from kqueue.config import Config, load
@@ -29,6 +30,24 @@ from kqueue.http import SESSION
 _RETRY_S: Final = 10.0
 #: Number of connections to the fleet that are kept open.
 _CONNECTIONS: Final = 32
+#: URL of the HTTP application in this process.
+_HERE: Final = "http://localhost"
+
+
+class _InProcess(Http):
+    """The requests to an HTTP application in this process."""
+
+    def __init__(self, app: Any) -> None:
+        super().__init__(_HERE, 0)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        self._app = httpx.AsyncClient(base_url=_HERE, transport=transport)
+
+    async def request(self, method: str, path: str, **parts: Any) -> Answer:
+        answer = await self._app.request(method, path, **parts)
+        return Answer(str(answer.url), answer.status_code, answer.headers, answer.content)
+
+    async def close(self) -> None:
+        await self._app.aclose()
 
 
 class Sees(StrEnum):
@@ -131,8 +150,7 @@ class Connection:
             owner = None if self._sees is Sees.ALL else self._owner or owner
             # A process with the database's credentials acts as the fleet's owner. A relayed caller sends a token.
             own = app if self._relays else from_peer(app, os.geteuid(), owner)
-            transport = httpx.ASGITransport(own, raise_app_exceptions=False)
-            server = Server("http://localhost", None, retry_s=_RETRY_S, connections=_CONNECTIONS, transport=transport)
+            server = Server(_HERE, None, retry_s=_RETRY_S, connections=_CONNECTIONS, http=_InProcess(own))
         self._stack.push_async_callback(server.close)
         return server
 

@@ -40,6 +40,7 @@ from kqueue import (
     RemoteClient,
     Request,
     ServerUnavailable,
+    Ticket,
     UnknownEvaluation,
     UnknownLane,
     Verdict,
@@ -217,6 +218,9 @@ class TestAddresses:
                 with RemoteClient(url, retry_s=0.1) as client, pytest.raises(ServerUnavailable, match="check the addr"):
                     client.submit(**fields())
                 answers.pop(0)
+            answers.append((200, {}, b'{"verdicts": 3, "unknown": []}'))
+            with RemoteClient(url) as client, pytest.raises(ServerUnavailable, match="not answer like"):
+                Ticket(uuid4(), False, client._transport).wait(timeout=60)
             stranger.shutdown()
 
     def test_nobody_there(self, fields) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 from pydantic import create_model
 
-from kqueue.errors import InvalidRequest
+from kqueue.errors import ConfigError, InvalidRequest
 from kqueue.formats import common
 from kqueue.formats.common import Problem
 
@@ -103,8 +103,10 @@ def _translate(folder: Path, name: str, root: Path) -> Problem:
 
 
 def _yaml(file: Path) -> object:
-    import yaml
-
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise ConfigError("a task.yml needs PyYAML: `pip install 'kqueue[cli]'`") from None
     try:
         return yaml.safe_load(common.read_text(file))
     except (yaml.YAMLError, ValueError, RecursionError) as error:

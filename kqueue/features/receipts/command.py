@@ -1,4 +1,4 @@
-"""`kqueue receipt`, `verify` and `replay`: signed records of evaluations, their checks, and a new judgement."""
+"""`kqueue receipt`, `verify` and `replay`: signed records of evaluations, their checks, and their comparison."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from kqueue.cli.connection import asking, detail_of
 from kqueue.cli.judge import where
 from kqueue.cli.render import Columns, emit, say, table
 from kqueue.errors import InvalidRequest
+from kqueue.text import one_line
 
 if TYPE_CHECKING:
     from kqueue.features.receipts.checks import Check
@@ -69,7 +70,7 @@ def verify(
 
 
 def replay(
-    file: _File,
+    file: Annotated[Path, typer.Argument(metavar="FILE|FOLDER", help="A receipt, or a folder of them.")],
     *,
     problem: Annotated[Path | None, typer.Option(help="The problem's file, if the receipt has no sources.")] = None,
     kernel: Annotated[Path | None, typer.Option(help="The kernel's file, if the receipt has no sources.")] = None,
@@ -79,14 +80,20 @@ def replay(
 ) -> None:
     """Judge the kernel of a receipt again, and compare the results. Exit with 1 if they differ.
 
-    Without a key it does not matter who signed.
+    Of a folder it judges nothing: it compares the receipts on each kernel. Without a key it does not matter who signed.
     """
     from kqueue.client import connect
     from kqueue.contract import parse_request
     from kqueue.features.receipts import checks
     from kqueue.judging import LocalJudge
 
-    held, given = checks.verify(_read(file), None if key is None else _keys(key))
+    known = None if key is None else _keys(key)
+    if file.is_dir():
+        if problem or kernel or fleet:
+            raise InvalidRequest("--problem, --kernel and --fleet are for one receipt, and this is a folder")
+        _compare(file, known, as_json=as_json)
+        return
+    held, given = checks.verify(_read(file), known)
     _show(held, as_json=as_json)
     assert given is not None, "an unreadable receipt fails a check"
     fields: dict[str, Any] = {
@@ -109,6 +116,27 @@ def replay(
             now, environment = local(request), local.machine.environment
     held = list(checks.compare(given.verdict, now, environment, whole=request.problem_hash == given.problem_hash))
     _show(held, as_json=as_json, status=3 if now.blame == "fleet" else 1)
+
+
+def _compare(folder: Path, known: Sequence[str] | None, *, as_json: bool) -> None:
+    """Print what a folder's receipts show of each kernel. Exit with 1 if they disagree, or a file shows nothing."""
+    from kqueue.features.receipts import countersigned
+
+    found, faults = countersigned.read(folder, known)
+
+    def show(kernels: Sequence[countersigned.Kernel]) -> None:
+        for one in kernels:
+            typer.echo("\n  ".join(map(one_line, (f"{one.label}: {one}", *one.differs))))
+
+    emit(found, show, as_json=as_json)
+    for name, fault in faults.items():
+        say(f"{name} does not count: {fault}")
+    if known is None and found:
+        say("any key can sign a receipt: give the fleets' public keys with --key")
+    if not found and not faults:
+        raise InvalidRequest(f"{folder} has no receipts")
+    if faults or not all(one.agrees for one in found):
+        raise typer.Exit(1)
 
 
 def _show(checks: Sequence[Check], *, as_json: bool, status: int = 1) -> None:

@@ -379,6 +379,7 @@ def test_the_command_verifies(tmp_path: Path) -> None:
     assert (failed.returncode, "failed: signature, complete" in failed.stderr) == (1, True), failed.stderr
     assert cli("verify", "good.json", "--key", "good.json").returncode == 2
     assert cli("replay", "bad.json").returncode == 1
+    assert "Is a directory" in cli("verify", ".", "--key", KEY).stderr
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "huge").touch()
@@ -387,7 +388,6 @@ def test_the_command_verifies(tmp_path: Path) -> None:
         "none.json": "No such file",
         "pipe": "not a regular file",
         "/dev/zero": "not a regular file",
-        ".": "Is a directory",
         "loop": "symbolic links",
         "huge": "larger than",
     }.items():
@@ -412,3 +412,45 @@ def test_the_command_judges_again(tmp_path: Path) -> None:
     done = cli("replay", "receipt.json", "--problem", "problem.py", "--json")
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["holds"] for line in done.stdout.splitlines()][-3:] == [True, None, None]
+
+
+def test_several_receipts_on_a_kernel_are_compared(tmp_path: Path) -> None:
+    """A folder shows how often, by how many keys and on which devices a kernel was judged, and what differs."""
+    cli, folder = Cli(tmp_path, {"KQUEUE_HOME": str(tmp_path / "home")}), tmp_path / "receipts"
+    (folder / "more").mkdir(parents=True)
+    assert "has no receipts" in cli("replay", "receipts").stderr
+
+    def add(name: str, *, factor: float = 1.0, **environment: str) -> None:
+        def change(one: Document) -> None:
+            held, times = one["verdict"], one["verdict"]["runtime"]
+            held["evaluation_id"] = f"00000000-0000-4000-8000-{len([*folder.rglob('*.json')]):012}"
+            held["environment"] |= environment
+            for member in ("median_ms", "low_ms", "high_ms", "q1_ms", "q3_ms", "min_ms"):
+                times |= {member: factor * times[member]} if member in times else {}
+            times["samples_ms"] = [factor * one for one in times["samples_ms"]]
+            held["runtime_ms"] *= factor
+            held["speedup"] /= factor
+
+        (folder / name).write_bytes(forged(change, first=False))
+
+    (folder / "stored.json").write_bytes(STORED[""])
+    (folder / "more" / "copy.json").write_bytes(STORED[""])
+    (folder / "other.json").write_text("{}")
+    done = cli("replay", "receipts")
+    assert (done.returncode, "judged 1 time by 1 key on 1 model of CPU\n" in done.stdout) == (0, True), done.stdout
+    add("b.json", torch="2.99")
+    add("c.json", device="another CPU")
+    add("d.json", factor=1.001)
+    done = cli("replay", "receipts", "--json")
+    [row] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (done.returncode, row["judged"], row["keys"], len(row["devices"]), row["times_agree"]) == (0, 4, 2, 2, True)
+    assert row["spread"] == pytest.approx(0.001)
+    assert any(line.startswith("torch: ") and line.endswith("2.99 (1)") for line in row["differs"])
+    add("e.json", factor=2.0)
+    add("f.json")
+    (folder / "f.json").write_bytes((folder / "f.json").read_bytes().replace(b'"keyid":"', b'"keyid":"0'))
+    done = cli("replay", "receipts")
+    assert (done.returncode, "f.json does not count: form" in done.stderr) == (1, True), done.stderr
+    assert "judged 5 times by 2 keys on 2 models of CPU, times differ by 100.0 %" in done.stdout
+    assert "times on" in done.stdout
+    assert "c.json does not count: key" in cli("replay", "receipts", "--key", KEY).stderr
