@@ -77,7 +77,7 @@ def check(
         raise InvalidRequest("--device: a fleet's devices are chosen with --lane")
     if qualify and (device == "cpu" or "cpu" in (lane or ())):
         raise InvalidRequest("--qualify: the sanitizers need a GPU")
-    tree = options.settings_of(settings, assignments, precision=None)
+    tree = options.Timed(settings=settings, assignments=assignments).tree()
     clone = Clone(Path.cwd())
     revisions = clone.revision(base), clone.revision(head)
     if left := clone.uncommitted():
