@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import parse_qsl
 
 from fastapi import Path, Query, Request, Response
 from sqlalchemy import Engine
 
-from kqueue import backends, charts, examinations, statement
+from kqueue import backends, charts, plots, statement
 from kqueue.charts import Theme
 from kqueue.contract import HASH, Precision, parse_request
 from kqueue.errors import UnknownProblem
 from kqueue.http import cursors
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
+from kqueue.plots import Kinds
 from kqueue.store import reports, sharing
 from kqueue.store.engine import together
-from kqueue.store.reports import boards, curves
+from kqueue.store.reports import boards
 from kqueue.store.reports.boards import Placed, UsedProblem
 from kqueue.web import present
 from kqueue.web.export import Format, as_file, one_page
@@ -30,12 +31,11 @@ router: Final = pages()
 
 _PAGE: Final = 25
 _BOARD: Final = 50
-#: Number of kernels in a chart.
-_BARS: Final = 20
 _FILE_PAGE: Final = 200
 #: Maximum number of rows in the file of a leaderboard.
 _FILE_BOARD: Final = 10_000
 _Hash = Annotated[str, Path(pattern=f"^{HASH}$")]
+_Kind = Literal["best", "board", "roofline"]
 
 
 @router.get("/problems")
@@ -65,33 +65,12 @@ async def problems(
     )
 
 
-@router.get("/problems/{problem_hash}/best.svg")
-async def best_picture(_: Viewer, gateway: CurrentGateway, problem_hash: _Hash, theme: Theme = Theme.LIGHT) -> Response:
-    """Draw the best speedup over time."""
-    stored = await gateway.read(_stored, problem_hash)
-    curve = await gateway.read(curves.best_so_far, problem_hash)
-    points = [charts.Point(point.at, point.speedup, point.blame, point.evaluation_id) for point in curve]
-    return await picture(charts.BestSoFar(_name(stored), points), theme)
-
-
-@router.get("/problems/{problem_hash}/board.svg")
-async def board_picture(
-    _: Viewer, gateway: CurrentGateway, problem_hash: _Hash, theme: Theme = Theme.LIGHT
+@router.get("/problems/{problem_hash}/{kind}.svg")
+async def problem_picture(
+    _: Viewer, gateway: CurrentGateway, problem_hash: _Hash, kind: _Kind, theme: Theme = Theme.LIGHT
 ) -> Response:
-    """Draw the fastest kernels with the spread of their times."""
-    stored = await gateway.read(_stored, problem_hash)
-    rows = await gateway.read(boards.leaderboard, problem_hash, limit=_BARS)
-    return await picture(charts.Leaderboard(_name(stored), _bars(rows)), theme)
-
-
-@router.get("/problems/{problem_hash}/roofline.svg")
-async def roofline_picture(
-    _: Viewer, gateway: CurrentGateway, problem_hash: _Hash, theme: Theme = Theme.LIGHT
-) -> Response:
-    """Draw a roofline chart of the profiled kernels."""
-    stored = await gateway.read(_stored, problem_hash)
-    profiles = {one.name: one.profile for one in await gateway.read(boards.profiled, problem_hash)}
-    return await picture(examinations.roofline(_name(stored), profiles), theme)
+    """Draw the best speedup over time, the fastest kernels, or the rooflines of the profiled kernels."""
+    return await picture(await gateway.read(_chart, problem_hash, kind), theme)
 
 
 @router.get("/problems/{problem_hash}")
@@ -139,6 +118,17 @@ def _stored(engine: Engine, problem_hash: str) -> reports.ProblemDetail:
         raise HttpError(404, f"no stored problem has the hash {problem_hash}") from None
 
 
+def _chart(engine: Engine, problem_hash: str, kind: str) -> charts.Chart:
+    def read(report: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        return report(engine, *args, **more)
+
+    _stored(engine, problem_hash)
+    _, fitting = plots.of_problem(read, problem_hash)
+    if (make := fitting.get(Kinds("leaderboard" if kind == "board" else kind))) is None:
+        raise HttpError(404, f"the problem {problem_hash} has nothing to draw in this way")
+    return make()
+
+
 def _read(engine: Engine, problem_hash: str, filters: dict[str, Any]) -> dict[str, Any]:
     with together(engine):
         stored = _stored(engine, problem_hash)
@@ -167,21 +157,3 @@ async def _all(gateway: Gateway, name: str | None) -> AsyncGenerator[Sequence[Us
     while rows := await gateway.read(boards.used_problems, named=name, after=after, limit=_FILE_PAGE):
         yield rows
         after = rows[-1].created_at, rows[-1].problem_hash
-
-
-def _bars(rows: Sequence[Placed]) -> list[charts.Bar]:
-    return [
-        charts.Bar(
-            row.kernel_label or row.kernel_hash[:12],
-            row.speedup,
-            row.speedup_low,
-            row.speedup_high,
-            f"{row.backend}, {row.precision}, {row.device or 'unknown'}",
-        )
-        for row in rows
-        if row.speedup is not None
-    ]
-
-
-def _name(problem: reports.StoredProblem) -> str:
-    return problem.problem_label or problem.problem_hash[:12]

@@ -51,7 +51,7 @@ def test_every_kind_that_fits_is_drawn(cli: Cli, engine: Engine, known: list[UUI
     assert "best so far: 4.00x" in best
     assert "<relu>" in best
     assert [line for line in board.splitlines() if line.startswith("k-")] == ["k-2", "k-4"]
-    assert "4.00x  test device" in board
+    assert "4.00x  torch, fp32, test device" in board
     assert "passed (2)" in categories
     assert "wrong_values (1), the kernel failed" in categories
     assert cli("plot", "<relu>").stdout.split() == files

@@ -87,7 +87,7 @@ def places(served: Served, engine: Engine) -> dict[str, str]:
         waits: str = http.post("/v1/evaluations", json=fields).raise_for_status().json()["evaluation_id"]
         until(lambda: http.get("/v1/fleet").json()["gpus"], what="the GPU in the view of the fleet")
     names = ("evaluation_id", "name", "job_id", "first", "second")
-    others = {"problem_hash": "0" * 64, "duel_id": "0", "which": "r", "task_id": "t", "device_id": "0"}
+    others = {"problem_hash": "0" * 64, "duel_id": "0", "which": "r", "task_id": "t", "device_id": "0", "kind": "best"}
     return dict.fromkeys(names, waits) | others | {"batch": "b"}
 
 
