@@ -40,12 +40,6 @@ def list_gpus(
     emit(gpus_known, table(_GPU, empty=empty), as_json=as_json)
 
 
-def _state(gpu: GpuStatus) -> str:
-    """Return a GPU's state with its reason in one line."""
-    name = "testing" if gpu.state == GpuState.SERVING and gpu.paused else gpu.state
-    return f"{name}: {gpu.reason}" if gpu.reason else name
-
-
 def _memory(facts: dict[str, Any]) -> str:
     used, whole = facts.get("memory_used_bytes"), facts.get("memory_bytes")
     return "" if used is None or whole is None else f"{used / _GIB:.1f} of {whole / _GIB:.0f} GiB"
@@ -73,7 +67,10 @@ _GPU: Final[Columns[GpuStatus]] = {
     "gpu": lambda gpu: f"{gpu.index} {gpu.name}",
     "host": lambda gpu: gpu.host,
     "uuid": lambda gpu: gpu.uuid[:12],
-    "state": lambda gpu: text(_state(gpu), "" if gpu.paused is None else "yellow"),
+    "state": lambda gpu: text(
+        ": ".join(filter(None, ("testing" if gpu.state == GpuState.SERVING and gpu.paused else gpu.state, gpu.reason))),
+        "" if gpu.paused is None else "yellow",
+    ),
     "since": lambda gpu: age(gpu.since),
     "seen": lambda gpu: age(gpu.seen_at),
     "running": lambda gpu: " ".join(str(identity)[:8] for identity in gpu.running),

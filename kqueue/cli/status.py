@@ -21,7 +21,7 @@ from kqueue.categories import Blame, Category
 from kqueue.cli import options
 from kqueue.cli.connection import Reader, reading
 from kqueue.cli.render import Columns, category_text, console, emit, print_table, table, text
-from kqueue.errors import ConfigError, DatabaseUnavailable, KqueueError, SchemaMismatch
+from kqueue.errors import ConfigError, KqueueError, SchemaMismatch
 from kqueue.figures import age, brief, gib, step
 from kqueue.states import EvaluationState
 
@@ -241,41 +241,29 @@ class _Poller:
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
-        self._over = threading.Event()
+        self.over = threading.Event()
         self.view: _View | None = None
         self.trouble: str | None = None
         """Reason why there is no newer view, or None."""
         threading.Thread(target=self._run, daemon=True).start()
 
-    def stop(self) -> None:
-        """Stop polling."""
-        self._over.set()
-
     def _run(self) -> None:
-        while not self._over.is_set():
-            # The schema can have changed when the database answers again.
-            with suppress(KqueueError), self._reported_errors(), reading("top") as read:
-                while not self._over.is_set():
-                    began = time.monotonic()
-                    self.view = _query(read)
-                    self.trouble = None
-                    # A slow database is queried less often.
-                    self._over.wait(max(self._every_s, _PAUSE_RATIO * (time.monotonic() - began)))
-            self._over.wait(self._every_s)
-
-    @contextmanager
-    def _reported_errors(self) -> Generator[None]:
-        try:
-            yield
-        except (ConfigError, SchemaMismatch) as error:
-            self.trouble = str(error)
-            raise
-        except KqueueError as error:
-            self.trouble = f"{error} (trying again)"
-            raise
-        except Exception as error:
-            self.trouble = f"the query failed: {type(error).__name__}: {error} (trying again)"
-            raise DatabaseUnavailable(self.trouble) from error
+        while not self.over.is_set():
+            try:
+                # The schema can have changed when the database answers again.
+                with reading("top") as read:
+                    while not self.over.is_set():
+                        began = time.monotonic()
+                        self.view, self.trouble = _query(read), None
+                        # A slow database is queried less often.
+                        self.over.wait(max(self._every_s, _PAUSE_RATIO * (time.monotonic() - began)))
+            except (ConfigError, SchemaMismatch) as error:
+                self.trouble = str(error)
+            except KqueueError as error:
+                self.trouble = f"{error} (trying again)"
+            except Exception as error:  # noqa: BLE001 it is shown
+                self.trouble = f"the query failed: {type(error).__name__}: {error} (trying again)"
+            self.over.wait(self._every_s)
 
 
 # Showing -----------------------------------------------------------------------------------------------
@@ -312,7 +300,7 @@ def _show(every: float) -> None:
                     live.update(Text.from_ansi(held.getvalue()), refresh=True)
                     last = now
     finally:
-        poller.stop()
+        poller.over.set()
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Final
-from uuid import UUID
 
 from fastapi import Path, Request, Response
 from sqlalchemy import Engine
@@ -78,11 +77,11 @@ async def compare(request: Request, _: Viewer, gateway: CurrentGateway, first: _
 
 def _read(engine: Engine, first: str, second: str) -> dict[str, Any]:
     pair = _pair(engine, first, second)
-    too_long = differences.are_too_long(*pair)
+    columns, too_long = [dict(_properties(detail)) for detail in pair], differences.are_too_long(*pair)
     changes = [] if too_long else differences.of_sources(*pair)
     return {
         "pair": pair,
-        "rows": _rows(pair),
+        "rows": [(name, [column[name] for column in columns]) for name in columns[0]],
         "times": _times(pair),
         "too_long": too_long,
         "changes": present.changes(changes[:_CHANGES]),
@@ -93,20 +92,11 @@ def _read(engine: Engine, first: str, second: str) -> dict[str, Any]:
 
 
 def _pair(engine: Engine, first: str, second: str) -> tuple[Detail, Detail]:
-    one, other = (reports.show(engine, _evaluation(engine, which)) for which in (first, second))
-    return one, other
-
-
-def _evaluation(engine: Engine, which: str) -> UUID:
-    if re.fullmatch(HASH, which):
-        return boards.evaluation_of(engine, which)
-    return reports.resolve_id(engine, which)
-
-
-def _rows(pair: tuple[Detail, Detail]) -> list[tuple[str, list[str]]]:
-    """Return the properties of both kernels as rows of a table."""
-    columns = [dict(_properties(detail)) for detail in pair]
-    return [(name, [column[name] for column in columns]) for name in columns[0]]
+    one, other = (
+        boards.evaluation_of(engine, which) if re.fullmatch(HASH, which) else reports.resolve_id(engine, which)
+        for which in (first, second)
+    )
+    return reports.show(engine, one), reports.show(engine, other)
 
 
 def _properties(detail: Detail) -> Iterator[tuple[str, str]]:

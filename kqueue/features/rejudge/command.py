@@ -78,7 +78,9 @@ def rejudge(
         # After Ctrl-C, the report has the verdicts so far.
         rows = [published.rule(claim, results.get(claim.name)) for claim in given.claims]
         _write(out, claims.name, own, rows, given.skipped)
-    emit(rows, lambda rows: _print(rows, out), as_json=as_json)
+    emit(rows, lambda rows: print_table(("result", "n"), _counts(rows)), as_json=as_json)
+    if not as_json:
+        print(one_line(out / "report.md"))
     if left := [row for row in rows if row.is_open]:
         say(f"no verdict on {len(left)} of {len(rows)}: run the same command again. {left[0].name}: {left[0].why}")
         raise typer.Exit(resuming.INCOMPLETE)
@@ -187,8 +189,3 @@ def _cell(value: object) -> str:
     text = one_line(value)
     shown = text if len(text) <= _CELL else f"{text[: _CELL - 3]}..."
     return re.sub(r"([\\`*_\[\]<>|&])", r"\\\1", shown)
-
-
-def _print(rows: Sequence[Ruled], out: Path) -> None:
-    print_table(("result", "n"), _counts(rows))
-    print(one_line(out / "report.md"))

@@ -235,7 +235,8 @@ class Halving:
                     study.add_trial(self._trial(optuna, one.entry.config, one.score))
             # Ask for more than needed, because the sampler can repeat known configurations.
             asked = [study.ask(self._distributions(optuna)).params for _ in range(2 * _ROUND)]
-        yield from map(self._config, asked)
+        for indices in asked:
+            yield tuple(values[indices[name]] for name, values in zip(self.space.names, self.space.values, strict=True))
         chance = random.Random(done)  # noqa: S311 no secret
         for _ in range(_DRAWS):
             yield tuple(chance.choice(values) for values in self.space.values)
@@ -268,9 +269,6 @@ class Halving:
             distributions=self._distributions(optuna),
             value=score,
         )
-
-    def _config(self, indices: dict[str, int]) -> Config:
-        return tuple(values[indices[name]] for name, values in zip(self.space.names, self.space.values, strict=True))
 
 
 def unknown(results: Iterable[Result]) -> bool:

@@ -18,6 +18,7 @@ from kqueue.features.duel.duels import Duel, Match
 from kqueue.features.search.plan import ORIGINAL, Entry, Result
 from kqueue.features.tune.halving import FINALISTS, REPEATS, Halving, Winner, unknown
 from kqueue.features.tune.space import Space, from_values
+from kqueue.integrations.common import scorer
 from kqueue.mcp.connection import Call, caller_of
 from kqueue.mcp.evaluations import submit, verdicts
 from kqueue.mcp.rendering import quoted
@@ -106,6 +107,7 @@ async def tune(call: Call, arguments: Tuning) -> Annotated[CallToolResult, Tuned
     own = {"kernel": arguments.kernel, "backend": arguments.backend, "batch": f"tune-{name}"}
     first = parse_request(arguments.shared() | own)
     space = await _in_turn(Space, first.kernel, from_values(arguments.grid))
+    score = scorer("inverse_runtime")
     halving = Halving(space, first.settings.timing.calls, arguments.trials, arguments.finalists, arguments.repeats)
     results: list[Result] = []
     judged: list[Verdict] = []
@@ -116,7 +118,7 @@ async def tune(call: Call, arguments: Tuning) -> Annotated[CallToolResult, Tuned
         came = await verdicts(call, caller, ids, arguments.timeout_s, began=began, what=what)
         done = [(entry, came[identity]) for entry, identity in zip(batch, ids, strict=True) if identity in came]
         judged += [one for _, one in done]
-        results += [Result(entry, one.passed, _inverse_runtime(one)) for entry, one in done]
+        results += [Result(entry, one.passed, score(one)) for entry, one in done]
         if len(came) < len(ids):
             open_ = f"No winner yet. {what}{len(came)} of {len(ids)} judged. The rest continues: call `tune` again."
             return await _in_turn(_tuned, name, halving, results, judged, None, open_)
@@ -153,12 +155,6 @@ def _due(first: Request, space: Space, batch: Sequence[Entry], keys: Sequence[st
         )
         for entry, key in zip(batch, keys, strict=True)
     ]
-
-
-def _inverse_runtime(verdict: Verdict) -> float | None:
-    if verdict.passed:
-        return 1e3 / verdict.runtime_ms if verdict.runtime_ms else None
-    return 0.0 if verdict.judged else None
 
 
 def _tuned(
