@@ -92,7 +92,7 @@ class GuardedFlower(Flower):
 
 def main() -> None:
     """Run Flower until a signal ends it."""
-    transport.use(transport.Transport, transport.SentinelTransport)
+    transport.use(transport.RedisTransport, transport.SentinelTransport)
     command.Flower = GuardedFlower
     os.environ["FLOWER_CONF"] = os.devnull
     broker.make_app(load(), patience_s=broker.CONSUMER_PATIENCE_S).start(["flower"])

@@ -74,7 +74,7 @@ class Channel(redis.Channel):
             raise Empty from None
 
 
-class Transport(redis.Transport):
+class RedisTransport(redis.Transport):
     """kombu's Redis transport with this module's channels."""
 
     Channel = Channel
@@ -84,13 +84,13 @@ class SentinelChannel(Channel, redis.SentinelChannel):
     """The same channel on the primary that Sentinels name."""
 
 
-class SentinelTransport(Transport, redis.SentinelTransport):
+class SentinelTransport(RedisTransport, redis.SentinelTransport):
     """kombu's transport for Sentinels with this module's channels."""
 
     Channel = SentinelChannel
 
 
-def use(transport: type[Transport], sentinels: type[SentinelTransport]) -> None:
+def use(transport: type[RedisTransport], sentinels: type[SentinelTransport]) -> None:
     """Make this process connect to Redis by ``transport``, and by ``sentinels`` if Sentinels name the server."""
     for scheme, one in (("redis", transport), ("rediss", transport), ("sentinel", sentinels)):
         transports.TRANSPORT_ALIASES[scheme] = f"{one.__module__}:{one.__qualname__}"

@@ -150,7 +150,7 @@ def order(payload: Any, queue: str) -> dict[str, Any]:
     )
 
 
-class Transport(transport.Transport):
+class GuardedTransport(transport.RedisTransport):
     """A transport that delivers only messages rebuilt by :func:`task` and :func:`order`."""
 
     def _deliver(self, message: Any, queue: str) -> None:
@@ -164,14 +164,14 @@ class Transport(transport.Transport):
         super()._deliver(message, queue)
 
 
-class SentinelTransport(Transport, transport.SentinelTransport):
+class GuardedSentinelTransport(GuardedTransport, transport.SentinelTransport):
     """The same transport for a Redis that Sentinels name."""
 
 
 def guard(app: Celery) -> None:
     """Make this process read messages strictly, run only our task, and obey only the permitted orders."""
     redis.loads = _decode  # pyright: ignore[reportPrivateImportUsage]
-    transport.use(Transport, SentinelTransport)
+    transport.use(GuardedTransport, GuardedSentinelTransport)
     app.finalize()
     for name in set(app.tasks) - {broker.EVALUATE}:
         app.tasks.unregister(name)
