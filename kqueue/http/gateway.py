@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Concatenate, Final, ParamSpec, TypeVar
+from operator import attrgetter
+from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeVar
 from uuid import UUID
 
 from fastapi import Depends, Request
@@ -33,6 +34,7 @@ from kqueue.store.audit import Action
 from kqueue.store.engine import FLEET, Viewer, acting, connect
 from kqueue.store.listener import Listener
 from kqueue.store.models import LOCAL
+from kqueue.store.readable import PAGES
 from kqueue.text import one_line
 
 _APPLICATION: Final = "kqueue-http"
@@ -235,7 +237,12 @@ class Gateway:
 
         Raise an HttpError 429 if the caller has too many evaluations without a verdict.
         """
-        permitted = [self._judged(caller, entry) for entry in entries]
+        permitted: list[contract.Request | InvalidRequest] = []
+        for entry in entries:
+            try:
+                permitted.append(self._allowed(caller, entry) if isinstance(entry, contract.Request) else entry)
+            except InvalidRequest as error:
+                permitted.append(error)
         async with self._admitted(caller, len(entries)):
             results = await self.client.submit_each(permitted, allow_idle_lane=allow_idle_lane)
             await self._attribute(caller, [result for result in results if not isinstance(result, InvalidRequest)])
@@ -273,13 +280,6 @@ class Gateway:
         if not caller.may(tokens.Scope.PROBLEMS) and not request.names_problem:
             update["problem"] = request.problem_name
         return request.model_copy(update=update)
-
-    def _judged(self, caller: Caller, entry: contract.Request | InvalidRequest) -> contract.Request | InvalidRequest:
-        """Return the request with its caller's limits applied, or the error."""
-        try:
-            return self._allowed(caller, entry) if isinstance(entry, contract.Request) else entry
-        except InvalidRequest as error:
-            return error
 
     async def cancel(self, caller: Caller, evaluation_id: UUID) -> bool:
         """Cancel an evaluation. Return False if it had its verdict.
@@ -361,13 +361,17 @@ class Gateway:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.stopping.wait(), every_s)
 
-    async def while_valid(self, caller: Caller, pages: AsyncIterable[_T]) -> AsyncGenerator[_T]:
-        """Yield pages. Raise an HttpError 401 at the end of the caller's credential."""
+    async def pages(
+        self, caller: Caller, report: Callable[..., Any], **arguments: Any
+    ) -> AsyncGenerator[Sequence[Any]]:
+        """Yield a long list in pages. Raise an HttpError 401 at the end of the caller's credential."""
+        (ordered, most), after = PAGES[report], None
         async with self.held(caller) as ended:
-            async for page in pages:
+            while rows := await self.read(report, after=after, limit=most, **arguments):
                 if ended.done():
                     raise HttpError(401, ENDED)
-                yield page
+                yield rows
+                after = attrgetter(*ordered)(rows[-1])
 
     @asynccontextmanager
     async def held(self, caller: Caller) -> AsyncGenerator[asyncio.Task[None]]:

@@ -49,7 +49,10 @@ async def cleanup(gateway: CurrentGateway, fleet: CurrentFleet, caller: Admin, w
     attended = (device for device in view.devices if device.attended)
     chosen = [one for one in attended if one.gpu.state != GpuState.DRAINED and not one.gpu.is_left_alone]
     for device in chosen:
-        await _test_now(gateway, device)
+        if device.gpu.state == GpuState.SERVING:
+            await gateway.read(gpus.ask_for_test, device.gpu.uuid, reason="a clean-up requested a test")
+        elif device.gpu.failures:
+            await gateway.read(gpus.resume, device.gpu.uuid)
     over = await _until_decided(gateway, caller, fleet, {device.gpu.uuid for device in chosen}, wait_s)
     return {
         "status": "cleanup completed" if over else "cleanup completed, tests continue",
@@ -135,13 +138,6 @@ def _sweep(engine: Engine, config: Config) -> SweepReport | None:
         raise
     finally:
         app.close()
-
-
-async def _test_now(gateway: Gateway, device: Device) -> None:
-    if device.gpu.state == GpuState.SERVING:
-        await gateway.read(gpus.ask_for_test, device.gpu.uuid, reason="a clean-up requested a test")
-    elif device.gpu.failures:
-        await gateway.read(gpus.resume, device.gpu.uuid)
 
 
 async def _until_decided(gateway: Gateway, caller: Caller, fleet: Fleet, uuids: set[str], timeout_s: float) -> bool:

@@ -61,7 +61,7 @@ Key = Annotated[
 
 
 @dataclass
-class Submission:
+class KeyedSubmission:
     """A request that submits, with the keys of its evaluations.
 
     A stored key contains the token's id and an agent's session, so that no other caller can occupy it.
@@ -110,7 +110,7 @@ class Submission:
         return IdempotencyConflict(self._given[key] for key in error.keys)
 
 
-_Submission = Annotated[Submission, Depends(Submission)]
+_Submission = Annotated[KeyedSubmission, Depends(KeyedSubmission)]
 
 
 @router.post(

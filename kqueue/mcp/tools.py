@@ -234,6 +234,7 @@ async def problems(
     caller = caller_of(call)
     answer = await caller.ask("GET", "/v1/problems", query=given(problem=problem, limit=limit, cursor=cursor))
     common = [] if problem or cursor else (await caller.ask("GET", "/v1/shared"))["problems"]
+    stored = {one["problem_hash"] for one in answer["problems"]}
     rows = [
         {
             "problem": f"sha256:{row['problem_hash']}",
@@ -242,14 +243,11 @@ async def problems(
             "created_at": row["created_at"],
             "shared_by": row.get("owner"),
         }
-        for row in [
-            *(
-                {**one, "problem_label": one["label"], "bytes": len(one["source"].encode())}
-                for one in common
-                if all(one["problem_hash"] != stored["problem_hash"] for stored in answer["problems"])
-            ),
+        for row in (
+            *({**one, "problem_label": one["label"], "bytes": len(one["source"].encode())} for one in common),
             *answer["problems"],
-        ]
+        )
+        if "source" not in row or row["problem_hash"] not in stored
     ]
     more = "" if answer["cursor"] is None else f"\nThere are more: call again with cursor {answer['cursor']}"
     lines = (f"{row['problem']} {row['bytes']} bytes, {row['problem_label']}" for row in rows)
@@ -270,14 +268,12 @@ async def leaderboard(
     """
     query = given(problem=problem, precision=precision, device=device, limit=limit)
     answer = await caller_of(call).ask("GET", "/v1/leaderboard", query=query)
+    names = ("precision", "backend", "runtime_ms", "baseline_ms", "speedup", "evaluation_id")
     rows = [
         {
             "problem": f"sha256:{row['problem_hash']}",
             **{name: short(row[name] or "") for name in ("problem_label", "kernel_label", "device")},
-            **{
-                name: row[name]
-                for name in ("precision", "backend", "runtime_ms", "baseline_ms", "speedup", "evaluation_id")
-            },
+            **{name: row[name] for name in names},
         }
         for row in answer["best"]
     ]
@@ -311,18 +307,9 @@ _LOOKS: Final = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _SUBMITS: Final = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
 _ENDS: Final = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False)
 _TOOLS: Final[Mapping[Callable[..., Any], ToolAnnotations]] = {
-    judge: _SUBMITS,
-    submit: _SUBMITS,
-    wait: _LOOKS,
-    verdict: _LOOKS,
-    sanitize: _SUBMITS,
-    profile: _SUBMITS,
-    cancel: _ENDS,
-    explain: _LOOKS,
-    problems: _LOOKS,
-    leaderboard: _LOOKS,
-    read: _LOOKS,
-}
+    judge: _SUBMITS, submit: _SUBMITS, wait: _LOOKS, verdict: _LOOKS, sanitize: _SUBMITS, profile: _SUBMITS,
+    cancel: _ENDS, explain: _LOOKS, problems: _LOOKS, leaderboard: _LOOKS, read: _LOOKS,
+}  # fmt: skip
 
 
 def register(server: MCPServer[Connection]) -> None:

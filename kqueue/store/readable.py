@@ -30,11 +30,11 @@ PAGES: Final[dict[Callable[..., Any], tuple[tuple[str, str], int]]] = {
     reports.results: (("finished_at", "evaluation_id"), 1000),
     reports.trajectories: (("finished_at", "evaluation_id"), 20),  # each has up to 4 MiB
     reports.problems: (("created_at", "problem_hash"), 1000),
+    boards.used_problems: (("created_at", "problem_hash"), 200),
 }
 #: Functions that change something, with the methods of their resources.
 CHANGES: Final[dict[Callable[..., Any], str]] = {sharing.share: "PUT", sharing.unshare: "DELETE"}
-#: The resources of the API by the names of their routes: the path, whose names in braces are arguments, the function,
-#: and the type of the answer if it is not the result's: a list is in an object of the given name, in the given field.
+#: Resources by name: path, function, and if it is not the result, the type of the answer or a list's object and field.
 RESOURCES: Final[dict[str, tuple[str, Callable[..., Any], Any]]] = {
     "listing": ("/evaluations", reports.listing, ("Page", "evaluations")),
     "get": ("/evaluations/{evaluation_id}", reports.show, reports.Evaluation),

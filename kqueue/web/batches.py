@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 
@@ -12,7 +11,6 @@ from sqlalchemy import Engine
 from kqueue import charts, registry
 from kqueue.charts import Theme
 from kqueue.errors import UnknownEvaluation
-from kqueue.http.gateway import Gateway
 from kqueue.store import reports
 from kqueue.store.engine import together
 from kqueue.store.reports import BatchState, By, Listed, batches, boards, curves
@@ -25,7 +23,6 @@ from kqueue.web.route import Viewer, page, pages
 router: Final = pages()
 
 _PAGE: Final = 50
-_FILE_PAGE: Final = 1000
 #: Maximum number of evaluations of a batch whose cost is always shown. A larger sum is computed on request.
 _CHEAP: Final = 2000
 #: Length of the recent past whose rate is used for the estimate of the remaining time.
@@ -69,7 +66,7 @@ async def one(
     """Show a batch."""
     if form is not Format.HTML:
         await gateway.read(_state, batch)
-        return await as_file(form, "batch", Listed, gateway.while_valid(viewer, _all(gateway, batch)))
+        return await as_file(form, "batch", Listed, gateway.pages(viewer, reports.listing, batch=batch))
     fields = await gateway.read(_read, batch, with_cost=cost)
     return page(
         request,
@@ -115,11 +112,3 @@ def _left_s(engine: Engine, batch: str, state: BatchState) -> float | None:
         return None
     recent = batches.ended_since(engine, batch, since=datetime.now(UTC) - _LOOKED_BACK)
     return (state.total - state.done) * _LOOKED_BACK.total_seconds() / recent if recent else None
-
-
-async def _all(gateway: Gateway, batch: str) -> AsyncGenerator[Sequence[Listed]]:
-    """Yield a batch's evaluations in pages."""
-    after = None
-    while rows := await gateway.read(reports.listing, batch=batch, after=after, limit=_FILE_PAGE):
-        yield rows
-        after = rows[-1].submitted_at, rows[-1].evaluation_id

@@ -170,8 +170,7 @@ async def roofline_picture(
 ) -> Response:
     """Draw the kernel's roofline chart."""
     detail = await gateway.read(reports.show, evaluation_id)
-    taken = detail.verdict and detail.verdict.evidence.profile
-    label = detail.kernel_label or detail.kernel_hash[:12]
+    taken, label = detail.verdict and detail.verdict.evidence.profile, detail.kernel_label or detail.kernel_hash[:12]
     return await picture(examinations.roofline(label, {label: taken} if taken else {}), theme)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import parse_qsl
 
@@ -15,7 +15,6 @@ from kqueue.contract import HASH, Precision, parse_request
 from kqueue.errors import UnknownProblem
 from kqueue.http import cursors
 from kqueue.http.failures import HttpError
-from kqueue.http.gateway import Gateway
 from kqueue.plots import Kinds
 from kqueue.store import reports, sharing
 from kqueue.store.engine import together
@@ -31,7 +30,6 @@ router: Final = pages()
 
 _PAGE: Final = 25
 _BOARD: Final = 50
-_FILE_PAGE: Final = 200
 #: Maximum number of rows in the file of a leaderboard.
 _FILE_BOARD: Final = 10_000
 _Hash = Annotated[str, Path(pattern=f"^{HASH}$")]
@@ -50,7 +48,7 @@ async def problems(
     """Show stored problems, the latest first."""
     after = None if cursor is None else cursors.read(cursor, cursors.checked_hash)
     if form is not Format.HTML:
-        return await as_file(form, "problems", UsedProblem, gateway.while_valid(viewer, _all(gateway, name)))
+        return await as_file(form, "problems", UsedProblem, gateway.pages(viewer, boards.used_problems, named=name))
     listed = await gateway.read(boards.used_problems, named=name, after=after, limit=_PAGE + 1)
     rows, more = cursors.page(listed, _PAGE, lambda one: (one.created_at, one.problem_hash))
     return page(
@@ -149,11 +147,3 @@ def _read(engine: Engine, problem_hash: str, filters: dict[str, Any]) -> dict[st
             "total": sum(counts.values()),
             "latest": reports.listing(engine, problem=problem_hash, limit=10),
         }
-
-
-async def _all(gateway: Gateway, name: str | None) -> AsyncGenerator[Sequence[UsedProblem]]:
-    """Yield all problems in pages."""
-    after = None
-    while rows := await gateway.read(boards.used_problems, named=name, after=after, limit=_FILE_PAGE):
-        yield rows
-        after = rows[-1].created_at, rows[-1].problem_hash

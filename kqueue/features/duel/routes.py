@@ -17,7 +17,7 @@ from kqueue.features.duel.duels import BATCH, ID, MOST, Duel, Match, Trial, orde
 from kqueue.http.auth import Reader, Submitter
 from kqueue.http.gateway import Caller, CurrentGateway, Gateway
 from kqueue.http.shapes import Body, Text
-from kqueue.http.v1 import REFUSALS, Key, Submission
+from kqueue.http.v1 import REFUSALS, Key, KeyedSubmission
 from kqueue.store import budgets, evaluations
 from kqueue.store.engine import acting, transaction
 from kqueue.store.models import Evaluation
@@ -78,7 +78,7 @@ async def duel(duel_id: str, caller: Reader, gateway: CurrentGateway) -> Duel:
 
 
 async def _submit_rounds(gateway: Gateway, payer: Caller, requests: Sequence[Request]) -> None:
-    submission = Submission(payer, gateway)
+    submission = KeyedSubmission(payer, gateway)
     await submission.all([submission.put(request) for request in requests])
 
 
