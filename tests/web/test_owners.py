@@ -156,16 +156,16 @@ def work(
         "second": done,
         "task_id": f"{MARK}-t",
         "device_id": "7",
+        "kind": "roofline",
     }
     ids = ("evaluation_id", "name", "job_id", "first", "second", "run_id", "token_id")
-    nowhere = dict.fromkeys(ids, str(uuid4())) | {
+    nowhere = {**places, **dict.fromkeys(ids, str(uuid4()))} | {
         "label": "unknown-k",
         "problem_hash": hashlib.sha256(b"unknown").hexdigest(),
         "batch": "unknown-b",
         "duel_id": "0" * 12 + places["duel_id"][12:],
         "which": "unknown-r",
         "task_id": "unknown-t",
-        "device_id": "7",
     }
     described = {(method.upper(), path) for path, one in house.app.openapi()["paths"].items() for method in one}
     pages = {route for route in scopes(served.app) if route not in described or route == ("GET", "/")}
