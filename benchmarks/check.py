@@ -192,7 +192,7 @@ class Judge:
         return outcome
 
     def fight(self, a: Request, b: Request) -> Duel:
-        *_, end = duel(lambda requests: map(self, requests), Match.of(a, b, within=0.01))
+        *_, end = duel(lambda requests: map(self, requests), Match.of(a, b, within=0.005))
         return end
 
 

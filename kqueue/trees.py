@@ -68,28 +68,28 @@ class Tree(NamedTuple):
         return f"{TREE_LINE.rstrip()} {self.name} {root}".rstrip() + "\n"
 
 
-def pack(root: Path) -> Tree:
-    """Return the files of a folder as a tree, without what Git ignores.
+def pack(root: Path, shown: str = "") -> Tree:
+    """Return the files of a folder as a tree, without what Git ignores. ``shown`` names the folder in errors.
 
     Raise ConfigError for a link out of the folder, a file that cannot be read, or a limit that is exceeded.
     """
-    root = root.resolve()
+    root, shown = root.resolve(), shown or str(root)
     sizes = _sizes(root)
     if not sizes:
-        raise ConfigError(f"{root} has no files to pack")
-    _check_files(root, sizes, MAX_TREE_FILES)
+        raise ConfigError(f"{shown} has no files to pack")
+    _check_files(shown, sizes, MAX_TREE_FILES)
     for name in sizes:
         path = root / name
         if not str(name).isprintable():
-            raise ConfigError(f"{str(name)!r} in {root}: the name of a tree's file is printable text: rename it")
+            raise ConfigError(f"{str(name)!r} in {shown}: the name of a tree's file is printable text: rename it")
         if path.is_symlink() and not _is_inside(root, path):
             raise ConfigError(
-                f"{path} is a link out of {root}, or to nothing: remove it, because a tree has no such link"
+                f"{name} in {shown} is a link to nothing or out of it: remove it, because a tree has no such link"
             )
     archive, lines = _archive(root, sizes)
     if len(archive) > MAX_TREE_BYTES:
         raise ConfigError(
-            f"the files of {root}, compressed, have {len(archive) / 2**20:.1f} MiB, of which at most"
+            f"the files of {shown}, compressed, have {len(archive) / 2**20:.1f} MiB, of which at most"
             f" {MAX_TREE_BYTES >> 20} can be sent: {_advice(sizes)}"
         )
     text = f"{TREE_LINE}{''.join(lines)}\n{base64.encodebytes(archive).decode()}"
@@ -139,7 +139,7 @@ def _advice(sizes: dict[PurePosixPath, int]) -> str:
     return f"the largest are {named}. Files that Git ignores are left out"
 
 
-def _check_files(root: Path, sizes: dict[PurePosixPath, int], most: int) -> None:
+def _check_files(root: Path | str, sizes: dict[PurePosixPath, int], most: int) -> None:
     if len(sizes) > most:
         raise ConfigError(f"{root} has {len(sizes)} files, of which at most {most} can be sent: {_advice(sizes)}")
     if sum(sizes.values()) > _MOST_BYTES:

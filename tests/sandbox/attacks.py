@@ -88,7 +88,7 @@ def hoard(place: str) -> None:
 
 
 def litter(place: str) -> None:
-    for number in range(30_000):
+    for number in range(50_000):
         os.close(os.open(f"{place}/{number}", os.O_CREAT | os.O_WRONLY, 0o600))
 
 

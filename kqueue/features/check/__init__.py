@@ -4,6 +4,6 @@ from kqueue.registry import Command, Feature
 
 CHECK = Feature(
     name="check",
-    commands=(Command("check", f"{__name__}.command:check", "duel", answers=True),),
+    commands=(Command("check", f"{__name__}.command:check", "watch", answers=True),),
     trials=("check-",),
 )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -20,14 +18,12 @@ from kqueue.cli.render import make_bar, print_table, say, write_json
 from kqueue.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
-    from kqueue.contract import Request
+    from kqueue.contract import Request, Verdict
     from kqueue.features.check.run import Check, Row
     from kqueue.features.duel.duels import Duel
 
 #: Name of the file that lists the operators.
 _FILE: Final = "kqueue.toml"
-#: Number of rows that are judged at once on a fleet.
-_AT_ONCE: Final = 4
 _SHOWN: Final = 3
 
 
@@ -48,7 +44,7 @@ def check(
     no_timing: Annotated[bool, typer.Option("--no-timing", help="Judge right or wrong only.")] = False,
     within: Annotated[
         float, typer.Option(metavar="PART", help="End a duel once the difference is surely at most this part.")
-    ] = 0.01,
+    ] = 0.005,
     rounds: Annotated[int, typer.Option(help="Maximum number of rounds of a duel.")] = 40,
     device: options.Device = None,
     fleet: options.Fleet = False,
@@ -137,8 +133,17 @@ def _judges(
     client = stack.enter_context(connect(url))
     if qualify and not lanes:
         lanes = _models(url)
+
+    def judge(request: Request) -> Verdict:
+        ticket = client.submit(request)
+        try:
+            return ticket.wait()
+        except BaseException:
+            ticket.cancel()
+            raise
+
     batch = f"check-{uuid4().hex[:12]}"
-    return {"judge": client.evaluate, "fight": client.duel, "lanes": tuple(lanes or ("auto",)), "batch": batch}
+    return {"judge": judge, "fight": client.duel, "lanes": tuple(lanes or ("auto",)), "batch": batch}
 
 
 def _models(url: str | None) -> list[str]:
@@ -155,18 +160,12 @@ def _models(url: str | None) -> list[str]:
 
 
 def _run(stack: ExitStack, plan: Check, changed: frozenset[str] | None, *, quiet: bool) -> list[Row]:
-    """Judge all rows, several at once on a fleet."""
+    """Judge all rows."""
     tasks = list(plan.tasks(changed))
+    rows: list[Row] = []
     bar = stack.enter_context(make_bar(quiet=quiet))
     line = bar.add_task("judging", total=len(tasks))
-    pool = ThreadPoolExecutor(_AT_ONCE if plan.batch is not None else 1)
-    stack.callback(pool.shutdown, cancel_futures=True)
-    rows: list[Row] = []
-    for row in pool.map(_done, tasks):
-        rows.append(row)
-        bar.update(line, advance=1, description=f"{row.name}: {row.state}")
+    for task in tasks:
+        rows.append(task())
+        bar.update(line, advance=1, description=f"{rows[-1].name}: {rows[-1].state}")
     return rows
-
-
-def _done(task: Callable[[], Row]) -> Row:
-    return task()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from kqueue.errors import InvalidRequest
 from kqueue.features.check.operators import file_of
 from kqueue.files import read_text
 
@@ -21,7 +22,7 @@ def closure(folder: Path, files: frozenset[str], root: str, module: str) -> froz
     seen, found, left = set[str](), set[str](), [module]
     while left:
         name = left.pop()
-        if name in seen:
+        if name in seen or not name:
             continue
         seen.add(name)
         left.append(name.rpartition(".")[0]) if "." in name else None
@@ -73,7 +74,7 @@ def defines(path: Path, name: str) -> bool:
 def _parsed(path: Path) -> ast.Module | None:
     try:
         return ast.parse(read_text(path, _MOST_BYTES)) if path.suffix == ".py" else None
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (InvalidRequest, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 

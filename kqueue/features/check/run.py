@@ -7,6 +7,7 @@ which its selection by the first does not bias. A fault of base is reported, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -120,9 +121,12 @@ class Side:
         """Return the backend of an operator: its own, or the one that its modules show."""
         if operator.backend is not None:
             return operator.backend
-        paths = [self.folder / path for path in sorted(self.closure(operator)) if path.endswith(".py")]
+        texts: list[str] = []
+        for path in sorted(self.closure(operator)):
+            with suppress(InvalidRequest):  # a file that cannot be read shows no backend
+                texts += [read_text(self.folder / path, _MOST_BYTES)] if path.endswith(".py") else []
         try:
-            return guess_backend("\n".join(read_text(path, _MOST_BYTES) for path in paths))
+            return guess_backend("\n".join(texts))
         except InvalidRequest as error:
             raise InvalidRequest(f"{operator.name}: {error}") from None
 
@@ -308,7 +312,7 @@ def sides(
     for name, revision in zip(("head", "base"), reversed(revisions), strict=True):
         place = folder / name
         clone.unpack(revision, place)
-        listed, tree = place / config, pack(place)
+        listed, tree = place / config, pack(place, f"{name} ({revision[:12]})")
         operators = read(listed, f"{config} of {name}") if name == "head" or listed.is_file() else None
         both.append(Side(revision, place, tree, operators))
     head, base = both

@@ -155,8 +155,8 @@ def test_a_malformed_request(tmp_path: Path, change: dict[str, object], words: s
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda root: (root / "a").symlink_to("/etc/passwd"), "a is a link out of"),
-        (lambda root: (root / "a").symlink_to("gone"), "a is a link out of"),
+        (lambda root: (root / "a").symlink_to("/etc/passwd"), "a in .* is a link to nothing or out of it"),
+        (lambda root: (root / "a").symlink_to("gone"), "a in .* is a link to nothing or out of it"),
         (lambda root: (root / "a\tb").write_text(""), "is printable text: rename it"),
         (
             lambda root: [(root / str(n)).write_text("") for n in range(4)],
