@@ -662,4 +662,21 @@ FAULTS = (
         "                        pass",
         ("tests/mcp/test_stdio.py",),
     ),
+    # Checks of a repository ------------------------------------------------------------------------------
+    Fault(
+        "one_duel",
+        "A change of speed counts if two duels agree.",
+        "kqueue/features/check/run.py",
+        "len(winners) == 2",
+        "len(winners) == 1",
+        ("tests/features/check/test_run.py",),
+    ),
+    Fault(
+        "tree_unlisted",
+        "A tree has no files that its list does not name.",
+        "workers/judge/candidate/archive.py",
+        'found != set(listed.split("\n"))',
+        "not found",
+        ("tests/features/check/test_command.py",),
+    ),
 )
