@@ -19,6 +19,7 @@ from kqueue.store.callbacks import CallbackState
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM
 from kqueue.store.models import Attempt, Environment, Kernel, Problem, Verdict, Worker
+from kqueue.store.reports.row import Row, select_of, view
 from kqueue.store.reports.waiting import Waiting, waiting
 from kqueue.store.sql import columns, read
 
@@ -55,36 +56,25 @@ class AttemptDetail:
     environment: Mapping[str, Any] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+@view(
+    "evaluation_id state owner lane backend problem_label problem_hash kernel_label kernel_hash settings batch"
+    " submitted_at expires_at attempts waiting verdict callbacks"
+)
+class Evaluation(Row):
     """One evaluation with all fields except its sources.
 
     Attributes:
-        owner: the owner of the work.
         lane: the lane to which it was submitted.
-        problem_label, problem_hash: name and SHA-256 of the reference.
-        kernel_label, kernel_hash: name and SHA-256 of the candidate.
         settings: the submitted :class:`kqueue.Settings` in JSON.
-        batch: the producer's name for the batch.
         submitted_at, expires_at: UTC.
+        attempts: its attempts so far.
         waiting: reason and duration of the wait while it is queued, or runs but another fleet has its device. Else
             None.
         verdict: the verdict. None while there is none.
         callbacks: the state of its callback, if it has one.
     """
 
-    evaluation_id: UUID
-    state: EvaluationState
-    owner: str
-    lane: str
-    backend: str
-    problem_label: str | None
-    problem_hash: str
-    kernel_label: str | None
-    kernel_hash: str
     settings: Mapping[str, Any]
-    batch: str | None
-    submitted_at: datetime
     expires_at: datetime | None
     attempts: tuple[AttemptDetail, ...]
     waiting: Waiting | None
@@ -92,12 +82,9 @@ class Evaluation:
     callbacks: tuple[CallbackState, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@view("problem kernel")
 class Detail(Evaluation):
     """One evaluation in full. ``problem`` and ``kernel`` are its sources, without shapes that are held out."""
-
-    problem: str
-    kernel: str
 
     def files(self) -> dict[ArtifactName, str]:
         """Return its files by name: the sources, and with a verdict all."""
@@ -160,16 +147,7 @@ def show(engine: Engine, evaluation_id: UUID, *, within_s: float | None = None) 
     """
     with transaction(engine) as connection:
         row = connection.execute(
-            select(
-                *columns(
-                    Detail,
-                    models.Evaluation,
-                    Kernel,
-                    evaluation_id=models.Evaluation.id,
-                    problem=Problem.source,
-                    kernel=Kernel.source,
-                )
-            )
+            select(*select_of(Detail, models.Evaluation, Kernel))
             .join(Problem, ITS_PROBLEM)
             .join(Kernel, ITS_KERNEL)
             .where(models.Evaluation.id == evaluation_id)
