@@ -8,8 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from pydantic import BaseModel
-
 from kqueue.errors import InvalidRequest
 from kqueue.text import one_line, short
 
@@ -49,7 +47,7 @@ def _in_words(value: Any, unit: str) -> str:
             return ", ".join(f"{step(name)} {_in_words(each, unit)}" for name, each in value.items())
         case list() | tuple():
             return ", ".join(_in_words(each, "") for each in value) + f" {unit}".rstrip() if value else "none"
-        case _ if isinstance(value, BaseModel):
+        case Iterable() if not isinstance(value, str):
             return "(" + "; ".join(f"{title} {text}" for title, text in listed(value)) + ")"
         case _:
             return str(value)

@@ -122,7 +122,7 @@ class Traces:
                 "kqueue.lane": course.lane,
                 "kqueue.priority": course.priority.value,
                 "kqueue.backend": course.backend,
-                "kqueue.device": course.model,
+                "kqueue.device": course.device,
                 "kqueue.reused": course.reused,
                 "kqueue.attempts": len(course.tries),
                 "kqueue.recorded_by": course.written_by.value,

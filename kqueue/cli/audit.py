@@ -10,7 +10,7 @@ import typer
 from kqueue import figures
 from kqueue.cli import options
 from kqueue.cli.connection import actor, database
-from kqueue.cli.render import Columns, emit, table
+from kqueue.cli.render import Columns, emit, fields, table
 from kqueue.figures import moment
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ _ENTRY: Final[Columns[Entry]] = {
     "time": lambda entry: moment(entry.at),
     "actor": lambda entry: entry.actor or "-",
     "owner": lambda entry: entry.owner or "-",
-    "action": lambda entry: entry.action,
-    "subject": lambda entry: entry.subject,
+    **fields("action subject"),
 }
 
 

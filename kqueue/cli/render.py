@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from kqueue.errors import ConfigError, InvalidRequest
+from kqueue.figures import caption, milliseconds
 from kqueue.text import clean, one_line
 
 if TYPE_CHECKING:
@@ -97,6 +98,15 @@ def first(rows: Sequence[RowT], limit: int) -> list[RowT]:
     if len(rows) > limit:
         say(f"there are more than these {limit}: see --limit")
     return list(rows[:limit])
+
+
+def fields(names: str) -> Columns[Any]:
+    """Return the columns that show some fields of rows. A field's name declares its caption and its unit."""
+
+    def cell(name: str) -> Callable[[Any], object]:
+        return lambda row: milliseconds(getattr(row, name)) if name.endswith("_ms") else getattr(row, name)
+
+    return {" ".join(caption(name)).strip(): cell(name) for name in names.split()}
 
 
 def table(columns: Columns[RowT], *, title: str = "", empty: str = "") -> Callable[[Iterable[RowT]], None]:

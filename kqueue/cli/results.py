@@ -13,10 +13,10 @@ import typer
 from kqueue import figures
 from kqueue.cli import audit, options
 from kqueue.cli.connection import database, reading
-from kqueue.cli.render import Columns, category_text, emit, first, say, table
+from kqueue.cli.render import Columns, category_text, emit, fields, first, say, table
 from kqueue.cli.token import budget_record
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation
-from kqueue.figures import age, brief, budget, milliseconds, ratio, speedup
+from kqueue.figures import age, brief, budget, ratio, speedup
 from kqueue.filters import FILTERS, choices
 from kqueue.states import EvaluationState
 
@@ -76,17 +76,14 @@ def results(
 _NAMES: Final[Columns[Listed | Placed]] = {
     "problem": lambda listed: listed.problem_label or listed.problem_hash[:12],
     "kernel": lambda listed: listed.kernel_label or listed.kernel_hash[:12],
-    "backend": lambda listed: listed.backend,
+    **fields("backend"),
 }
 #: Columns of evaluations without a verdict.
 _OPEN: Final[Columns[Listed]] = {
     "id": lambda listed: str(listed.evaluation_id)[:8],
     "age": lambda listed: age(listed.submitted_at),
     **_NAMES,
-    "lane": lambda listed: listed.lane,
-    "priority": lambda listed: listed.priority,
-    "producer": lambda listed: listed.producer,
-    "batch": lambda listed: listed.batch,
+    **fields("lane priority producer batch"),
 }
 #: Columns of evaluations with a verdict.
 _FINISHED: Final[Columns[Listed]] = {
@@ -94,10 +91,9 @@ _FINISHED: Final[Columns[Listed]] = {
     "age": lambda listed: listed.finished_at and age(listed.finished_at),
     **_NAMES,
     "category": lambda listed: category_text(str(listed.category), str(listed.blame)),
-    "runtime ms": lambda listed: milliseconds(listed.runtime_ms),
-    "baseline ms": lambda listed: milliseconds(listed.baseline_ms),
+    **fields("runtime_ms baseline_ms"),
     "speedup": lambda listed: _speedup(listed),
-    "device": lambda listed: listed.device,
+    **fields("device"),
     "message": lambda listed: brief(listed.message, listed.reused_from, most=100),
 }
 
@@ -107,11 +103,9 @@ _RANKED: Final[Columns[Placed]] = {
     "id": lambda placed: str(placed.evaluation_id)[:8],
     **_NAMES,
     "speedup": lambda placed: _speedup(placed),
-    "measured": lambda placed: placed.measured,
-    "runtime ms": lambda placed: milliseconds(placed.runtime_ms),
-    "baseline ms": lambda placed: milliseconds(placed.baseline_ms),
+    **fields("measured runtime_ms baseline_ms"),
     "precision": lambda placed: placed.precision + f" {placed.settings}" * bool(placed.settings),
-    "device": lambda placed: placed.device,
+    **fields("device"),
 }
 
 
@@ -291,11 +285,7 @@ def cost(
 
 
 _COST: Final[Columns[Cost]] = {
-    "evaluations": lambda row: row.evaluations,
-    "passed": lambda row: row.passed,
-    "reused": lambda row: row.reused,
-    "fleet failed": lambda row: row.fleet_failed,
-    "attempts": lambda row: row.attempts,
+    **fields("evaluations passed reused fleet_failed attempts"),
     "slots s": lambda row: f"{row.slot_s:.1f}",
     "exclusive s": lambda row: f"{row.alone_s:.1f}",
     "CPU s": lambda row: f"{row.cpu_s:.1f}",

@@ -20,7 +20,7 @@ import typer
 from kqueue.categories import Blame, Category
 from kqueue.cli import options
 from kqueue.cli.connection import Reader, reading
-from kqueue.cli.render import Columns, category_text, console, emit, print_table, table, text
+from kqueue.cli.render import Columns, category_text, console, emit, fields, print_table, table, text
 from kqueue.errors import ConfigError, KqueueError, SchemaMismatch
 from kqueue.figures import age, brief, gib, step
 from kqueue.states import EvaluationState
@@ -120,8 +120,7 @@ def _gpu_memory(statuses: Iterable[GpuStatus], live: Sequence[LiveWorker]) -> It
 
 
 _CROWD: Final[Columns[Crowd]] = {
-    "lane": lambda crowd: crowd.lane,
-    "priority": lambda crowd: crowd.priority,
+    **fields("lane priority"),
     "producer": lambda crowd: crowd.producer or "-",
     "queued": lambda crowd: crowd.queued,
     "oldest": lambda crowd: f"for {age(crowd.since)}",

@@ -60,7 +60,7 @@ def _describe_properties(schema: dict[str, Any]) -> None:
     for names, meaning in _ATTRIBUTE.findall(attributes):
         for name in names.split(", "):
             if name in schema["properties"]:
-                schema["properties"][name].setdefault("description", " ".join(meaning.split()))
+                schema["properties"][name]["description"] = " ".join(meaning.split())
 
 
 def _add_errors(operation: dict[str, Any], path: str) -> None:

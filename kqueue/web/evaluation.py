@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 from kqueue import contract, differences, examinations, feedback, figures, registry, statement
 from kqueue.charts import Theme
 from kqueue.errors import InvalidRequest
-from kqueue.evidence import BaselineError, Histogram, Isolation, Measurement, WrongMap
+from kqueue.evidence import BaselineError, Histogram, Measurement, WrongMap
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
 from kqueue.states import ArtifactName, EvaluationState
@@ -197,7 +197,7 @@ def _read(engine: Engine, evaluation_id: UUID, against: str | None, *, within_s:
         "can_draw": can_draw(),
         "steps": _steps(verdict) if verdict else [],
         "environment": _environment(detail),
-        "measures": _measures(verdict.evidence.isolation) if verdict and verdict.evidence.isolation else [],
+        "measures": [*figures.listed(verdict.evidence.isolation or ())] if verdict else [],
         "evidence": [*figures.listed(verdict.facts), *figures.listed(verdict.evidence)] if verdict else [],
         "log": verdict.log[-_LOG:] if verdict else "",
         "settings": json.dumps(detail.settings, indent=2, ensure_ascii=False),
@@ -311,9 +311,3 @@ def _steps(verdict: contract.Verdict) -> list[tuple[str, float, float]]:
 def _environment(detail: Detail) -> list[tuple[str, str]]:
     recorded = (detail.attempts[-1].environment or {}).items() if detail.attempts else ()
     return [*figures.listed((detail.verdict and detail.verdict.environment) or recorded)]
-
-
-def _measures(isolation: Isolation) -> Sequence[tuple[str, str | None]]:
-    """Return each measure of the isolation with the reason why it is missing, or None if it holds."""
-    measures = isolation.model_dump(exclude={"level", "view", "torch"})
-    return [(name.replace("_", " "), None if value is True else str(value)) for name, value in measures.items()]

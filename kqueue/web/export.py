@@ -40,7 +40,7 @@ async def as_file(form: Format, name: str, kind: type[Any], pages: AsyncIterable
 
     ``name`` is in ASCII, without an extension. The fields of ``kind`` are the columns, except fields with mappings.
     """
-    columns = [name for name, field in kind.__dataclass_fields__.items() if not str(field.type).startswith("dict")]
+    columns = [name for name, field in kind.__dataclass_fields__.items() if "dict[" not in str(field.type)]
     if form is Format.CSV:
         media_type, content = "text/csv; charset=utf-8", _csv(columns, pages)
     else:

@@ -38,7 +38,7 @@ _KNOWN: dict[str, Any] = {
     "traceparent": PARENT,
     "owner": "local",
     "lane": "cpu",
-    "model": "a CPU",
+    "device": "a CPU",
 }
 _KNOWN |= {"priority": Priority.BATCH, "backend": "torch", "submitted_at": at(0), "finished_at": at(6)}
 _KNOWN |= {"category": Category.PASSED, "blame": Blame.NONE, "written_by": Writer.JUDGE, "reused": False}

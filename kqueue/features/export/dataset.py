@@ -21,7 +21,7 @@ from kqueue.errors import InvalidRequest
 from kqueue.filters import Filters
 from kqueue.parquet import Writer
 from kqueue.store import reports
-from kqueue.store.reports import Trajectory
+from kqueue.store.reports import MEANINGS, Trajectory
 
 _STATE: Final = "export.json"
 _DATA: Final = "data"
@@ -103,7 +103,7 @@ def _end(file: Path) -> tuple[int, tuple[datetime, UUID]]:
 
 
 def _parquet(pages: Iterable[list[Trajectory]]) -> Iterator[bytes]:
-    writer = Writer(Trajectory, list(Trajectory.model_fields), exact=True)
+    writer = Writer(Trajectory, list(Trajectory.__dataclass_fields__), exact=True)
     yield from map(writer.add, pages)
     yield writer.end()
 
@@ -120,11 +120,11 @@ def _replace(folder: Path, name: str, content: Iterable[bytes]) -> None:
 
 def columns_table() -> str:
     """Return the columns with their types and meanings, in Markdown."""
-    schema = Writer(Trajectory, list(Trajectory.model_fields), exact=True).schema
+    schema = Writer(Trajectory, list(Trajectory.__dataclass_fields__), exact=True).schema
     lines = ["| column | type | meaning |", "|---|---|---|"]
-    for name, field in Trajectory.model_fields.items():
+    for name in schema.names:
         kind = "struct" if str(schema.field(name).type).startswith("struct") else schema.field(name).type
-        lines.append(f"| `{name}` | {kind} | {' '.join((field.description or '').split())} |")
+        lines.append(f"| `{name}` | {kind} | {MEANINGS[name]} |")
     return "\n".join(lines) + "\n"
 
 

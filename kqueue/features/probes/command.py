@@ -9,7 +9,7 @@ import typer
 
 from kqueue.cli import options
 from kqueue.cli.connection import database
-from kqueue.cli.render import Columns, emit, first, table, text
+from kqueue.cli.render import Columns, emit, fields, first, table, text
 from kqueue.errors import InvalidRequest
 from kqueue.figures import age
 from kqueue.states import Finding, ProbeKind
@@ -39,10 +39,7 @@ def list_(
 
 _PROBE: Final[Columns[Settled]] = {
     "probe": lambda one: str(one.evaluation_id)[:8],
-    "lane": lambda one: one.lane,
-    "kind": lambda one: one.kind,
-    "idea": lambda one: one.idea,
-    "worker": lambda one: one.worker,
+    **fields("lane kind idea worker"),
     "judged": lambda one: one.judged_at and age(one.judged_at),
     "finding": lambda one: text(one.finding, "" if one.finding in (Finding.AGREED, Finding.VOID) else "bold red"),
     "result": lambda one: one.words,

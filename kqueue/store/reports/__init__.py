@@ -28,11 +28,12 @@ from kqueue.store.reports.names import Kind, Named, named
 from kqueue.store.reports.overview import Day, Oldest, Use, days, ended_by_minute, fleet, oldest, use
 from kqueue.store.reports.problems import ProblemDetail, StoredProblem, inputs_of, problem, problems
 from kqueue.store.reports.progress import Earlier, Progress, earlier, last_queued, progress, progress_of_batch
+from kqueue.store.reports.row import MEANINGS
 from kqueue.store.reports.trajectories import Trajectory, trajectories
 from kqueue.store.reports.waiting import Waiting, Why, waiting
 
 __all__ = [
-    "AttemptDetail", "Batch", "BatchState", "By", "Cost", "Course", "Crowd", "Day", "Detail", "Earlier",
+    "MEANINGS", "AttemptDetail", "Batch", "BatchState", "By", "Cost", "Course", "Crowd", "Day", "Detail", "Earlier",
     "Ended", "Evaluation", "FastP", "Fault", "Kind", "Listed", "Named", "Oldest", "Placed", "Point", "ProblemDetail",
     "Progress", "StoredProblem", "Trajectory", "Try", "Use", "Waiting", "Why", "attempts_by_device", "backlog",
     "batch_state", "best", "best_so_far", "changes", "cost", "courses", "crowds", "days",

@@ -16,8 +16,8 @@ from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN, no_trial
 from kqueue.store.models import Batch, Evaluation, Summary, Verdict
 from kqueue.store.reports.curves import RIGHT
-from kqueue.store.reports.listing import INTERVAL
-from kqueue.store.sql import columns, fetch, read
+from kqueue.store.reports.row import Row, select_of, view
+from kqueue.store.sql import fetch, read
 
 #: Number of additionally read batches, because a batch's last submission can be a second later than in its row.
 _NEAR: Final = 100
@@ -55,18 +55,13 @@ class BatchFault:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+@view("problem_hash problem_label batch judged right speedup speedup_low speedup_high")
+class Cell(Row):
     """The kernels of a batch for a problem: how many have a verdict and are right, and the largest speedup."""
 
-    problem_hash: str
-    problem_label: str | None
     batch: str
     judged: int
     right: int
-    speedup: float | None
-    speedup_low: float | None
-    speedup_high: float | None
 
 
 def known_batches(engine: Engine, *, beginning: str = "", limit: int = 50) -> list[KnownBatch]:
@@ -122,7 +117,7 @@ def matrix(engine: Engine, names: Sequence[str]) -> list[Cell]:
     )
     mine = (Evaluation.problem_hash == cells.c.problem_hash, Evaluation.batch == cells.c.batch)
     label = select(Evaluation.problem_label).where(*mine).limit(1).scalar_subquery()
-    query = select(*columns(Cell, cells, Verdict, problem_label=label, **INTERVAL)).select_from(cells)
+    query = select(*select_of(Cell, cells, Verdict, problem_label=label)).select_from(cells)
     query = query.outerjoin(Verdict, Verdict.evaluation_id == cells.c.fastest)
     return fetch(engine, Cell, query.order_by("problem_label", cells.c.problem_hash))
 

@@ -32,7 +32,8 @@ from kqueue.store.models import (
     Verdict,
 )
 from kqueue.store.reports.curves import MEASURED, medians_of
-from kqueue.store.reports.listing import INTERVAL, conditions, number
+from kqueue.store.reports.listing import conditions
+from kqueue.store.reports.row import Row, select_of, view
 from kqueue.store.sql import any_text, columns, fetch
 
 #: The columns that identify measurements of the same kernel for the same problem.
@@ -72,54 +73,35 @@ class UsedProblem:
     kernels: int
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+@view(
+    "problem_hash problem_label kernel_hash kernel_label backend precision device runtime_ms q1_ms q3_ms baseline_ms"
+    " compiled_ms speedup speedup_low speedup_high slowest fastest measured settings evaluation_id finished_at owner"
+    " producer"
+)
+class Placed(Row):
     """A kernel in a ranking: its median measurement under equal settings on a device model. Times are in milliseconds.
 
     Of an even number of measurements it is the slower of the two in the middle.
 
     Attributes:
-        problem_hash, problem_label: SHA-256 and label of the problem.
         precision, device: the precision and the device model.
-        runtime_ms, q1_ms, q3_ms: median and quartiles of the calls.
-        baseline_ms: the median of the eager reference. None if not measured.
-        compiled_ms: the median of the compiled reference. None if not requested or failed.
-        speedup: speedup over the eager reference, or None.
-        speedup_low, speedup_high: 95 % interval of this speedup. None if unknown.
         slowest, fastest: smallest and largest speedup of all its valid measurements, or None.
         measured: the number of its valid measurements.
         settings: the settings on which a verdict's meaning depends that are not the usual ones.
         evaluation_id, finished_at: the evaluation of the median one and its end, UTC.
-        owner, producer: its owner, and its producer: a token's name, or a declared name.
     """
 
-    problem_hash: str
-    problem_label: str | None
-    kernel_hash: str
-    kernel_label: str | None
-    backend: str
     precision: str
-    device: str | None
     runtime_ms: float
-    q1_ms: float | None
-    q3_ms: float | None
-    baseline_ms: float | None
-    compiled_ms: float | None
-    speedup: float | None
-    speedup_low: float | None
-    speedup_high: float | None
     slowest: float | None
     fastest: float | None
     measured: int
     settings: dict[str, Any]
-    evaluation_id: UUID
     finished_at: datetime
-    owner: str
-    producer: str
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+@view("evaluation_id at kernel_hash kernel_label speedup")
+class Record(Row):
     """A kernel that was faster than all kernels of its problem before it.
 
     Attributes:
@@ -127,10 +109,7 @@ class Record:
         speedup: the median speedup of all its valid measurements, on all devices.
     """
 
-    evaluation_id: UUID
     at: datetime
-    kernel_hash: str
-    kernel_label: str | None
     speedup: float
 
 
@@ -288,22 +267,11 @@ def _ranking(
     engine: Engine, wanted: Sequence[ColumnElement[bool]], limit: int, *, only_best: bool = False
 ) -> list[Placed]:
     middle = _medians(wanted, limit, only_best=only_best)
-    evidence: Any = Verdict.evidence
     with transaction(engine) as connection:
         # A producer's login cannot read the names of tokens.
         named = connection.scalar(select(func.has_column_privilege("tokens", "name", "SELECT")))
-    shown = columns(
-        Placed,
-        middle,
-        Evaluation,
-        Verdict,
-        Kernel,
-        q1_ms=number(Verdict.runtime, "q1_ms"),
-        q3_ms=number(Verdict.runtime, "q3_ms"),
-        compiled_ms=cast(evidence["compiled_baseline"]["median_ms"].astext, Double),
-        **INTERVAL,
-        producer=func.coalesce(Token.name, Evaluation.producer) if named else Evaluation.producer,
-    )
+    producer = func.coalesce(Token.name, Evaluation.producer) if named else Evaluation.producer
+    shown = select_of(Placed, middle, Evaluation, Verdict, Kernel, producer=producer)
     query = (
         select(*shown)
         .select_from(middle)
@@ -381,7 +349,7 @@ def records(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[Recor
     before = func.max(medians.c.speedup).over(order_by=first, rows=(None, -1)).label("before")
     ordered = select(medians, before).subquery()
     query = (
-        select(*columns(Record, ordered, Evaluation))
+        select(*select_of(Record, ordered, Evaluation))
         .join(Evaluation, Evaluation.id == ordered.c.evaluation_id)
         .where(ordered.c.speedup > func.coalesce(ordered.c.before, 0))
         .order_by(ordered.c.at.desc(), ordered.c.evaluation_id.desc())

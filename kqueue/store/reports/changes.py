@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
-from uuid import UUID
 
 from sqlalchemy import Engine, select
 
@@ -15,8 +14,8 @@ from kqueue.categories import Blame, Category
 from kqueue.errors import InvalidRequest, UnknownEvaluation
 from kqueue.store.evaluations import REAL
 from kqueue.store.models import Evaluation, Verdict
-from kqueue.store.reports.listing import INTERVAL
-from kqueue.store.sql import columns, fetch
+from kqueue.store.reports.row import Row, select_of, view
+from kqueue.store.sql import fetch
 
 #: Maximum number of verdicts of a batch that is compared.
 MOST: Final = 20_000
@@ -36,20 +35,15 @@ class Change(StrEnum):
     """A verdict says nothing about the kernel: the fleet or the problem failed, or it was cancelled."""
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+@view(
+    "evaluation_id problem_hash problem_label kernel_hash kernel_label category message"
+    " speedup speedup_low speedup_high"
+)
+class Judged(Row):
     """The verdict of an evaluation of a batch."""
 
-    evaluation_id: UUID
-    problem_hash: str
-    problem_label: str | None
-    kernel_hash: str
-    kernel_label: str | None
     category: Category
     message: str
-    speedup: float | None
-    speedup_low: float | None
-    speedup_high: float | None
 
     @property
     def merit(self) -> tuple[bool, bool, float, str]:
@@ -132,8 +126,7 @@ def changes(engine: Engine, first: str, second: str) -> Changes:
 
 
 def _judged(engine: Engine, batch: str) -> list[Judged]:
-    shown = columns(Judged, Verdict, Evaluation, **INTERVAL)
-    query = select(*shown).join(Evaluation, Evaluation.id == Verdict.evaluation_id)
+    query = select(*select_of(Judged, Verdict, Evaluation)).join(Evaluation, Evaluation.id == Verdict.evaluation_id)
     found = fetch(engine, Judged, query.where(Evaluation.batch == batch, REAL).limit(MOST + 1))
     if not found:
         raise UnknownEvaluation(batch, what="a verdict in the batch")

@@ -18,7 +18,7 @@ from kqueue.categories import Blame, Category
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN, no_trial
 from kqueue.store.models import Evaluation, Summary, Verdict
-from kqueue.store.reports.listing import INTERVAL
+from kqueue.store.reports.row import EXPRESSIONS
 
 #: Categories of correct kernels.
 RIGHT: Final = [category for category in Category if category.blame is Blame.NONE]
@@ -102,7 +102,7 @@ def fast_p(engine: Engine, batch: str) -> FastP:
 
     A speedup counts by the lower end of its interval where that is known, so that no kernel is faster than itself.
     """
-    low = func.coalesce(INTERVAL["speedup_low"], Summary.speedup, 0.0)
+    low = func.coalesce(EXPRESSIONS["speedup_low"], Summary.speedup, 0.0)
     right = case((Summary.category.in_(RIGHT), low))
     ended = select(Summary.problem_hash, right.label("best")).where(Summary.batch == batch)
     ended = ended.join(Verdict, Verdict.evaluation_id == Summary.evaluation_id)

@@ -19,6 +19,7 @@ from kqueue.store.callbacks import CallbackState
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM
 from kqueue.store.models import Attempt, Environment, Kernel, Problem, SearchRun, Verdict, Worker
+from kqueue.store.reports.row import Row, select_of, view
 from kqueue.store.reports.waiting import Waiting, waiting
 from kqueue.store.sql import columns, read
 
@@ -55,36 +56,25 @@ class AttemptDetail:
     environment: Mapping[str, Any] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+@view(
+    "evaluation_id state owner lane backend problem_label problem_hash kernel_label kernel_hash settings batch"
+    " submitted_at expires_at attempts waiting verdict callbacks"
+)
+class Evaluation(Row):
     """One evaluation with all fields except its sources.
 
     Attributes:
-        owner: the owner of the work.
         lane: the lane to which it was submitted.
-        problem_label, problem_hash: name and SHA-256 of the reference.
-        kernel_label, kernel_hash: name and SHA-256 of the candidate.
         settings: the submitted :class:`kqueue.Settings` in JSON.
-        batch: the producer's name for the batch.
         submitted_at, expires_at: UTC.
+        attempts: its attempts so far.
         waiting: reason and duration of the wait while it is queued, or runs but another fleet has its device. Else
             None.
         verdict: the verdict. None while there is none.
         callbacks: the state of its callback, if it has one.
     """
 
-    evaluation_id: UUID
-    state: EvaluationState
-    owner: str
-    lane: str
-    backend: str
-    problem_label: str | None
-    problem_hash: str
-    kernel_label: str | None
-    kernel_hash: str
     settings: Mapping[str, Any]
-    batch: str | None
-    submitted_at: datetime
     expires_at: datetime | None
     attempts: tuple[AttemptDetail, ...]
     waiting: Waiting | None
@@ -92,7 +82,7 @@ class Evaluation:
     callbacks: tuple[CallbackState, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@view("problem kernel algorithm")
 class Detail(Evaluation):
     """One evaluation in full.
 
@@ -101,8 +91,6 @@ class Detail(Evaluation):
         algorithm: algorithm of the recorded search that made it. None for other work.
     """
 
-    problem: str
-    kernel: str
     algorithm: str | None
 
     def files(self) -> dict[ArtifactName, str]:
@@ -167,17 +155,7 @@ def show(engine: Engine, evaluation_id: UUID, *, within_s: float | None = None) 
     run = select(SearchRun.plan["algorithm"].astext).where(SearchRun.name == models.Evaluation.batch)
     with transaction(engine) as connection:
         row = connection.execute(
-            select(
-                *columns(
-                    Detail,
-                    models.Evaluation,
-                    Kernel,
-                    evaluation_id=models.Evaluation.id,
-                    problem=Problem.source,
-                    kernel=Kernel.source,
-                    algorithm=run.scalar_subquery(),
-                )
-            )
+            select(*select_of(Detail, models.Evaluation, Kernel, algorithm=run.scalar_subquery()))
             .join(Problem, ITS_PROBLEM)
             .join(Kernel, ITS_KERNEL)
             .where(models.Evaluation.id == evaluation_id)

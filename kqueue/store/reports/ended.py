@@ -14,46 +14,23 @@ from sqlalchemy.dialects.postgresql import JSONPATH
 from sqlalchemy.orm import aliased
 
 from kqueue.categories import Blame, Category
-from kqueue.states import Priority, Writer
+from kqueue.states import Writer
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import ITS_KERNEL, REAL
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Verdict, Worker
+from kqueue.store.reports.row import Row, select_of, view
 from kqueue.store.sql import any_uuid, columns, fetch, read
 
 #: JSON path of the categories of earlier attempts in a verdict's evidence, without attempts that were handed back.
 _FAILED: Final = "$.attempts[*] ? (!(@.handed_back == true)).category"
-_REUSED: Final = Verdict.reused_from.is_not(None)
+_ENDED: Final = "evaluation_id owner lane priority category written_by reused submitted_at finished_at "
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """An evaluation with a verdict, without its large columns.
-
-    Attributes:
-        owner: the owner of the evaluation.
-        category, written_by: the verdict, and the process that recorded it.
-        reused: True if the verdict was reused from an equal evaluation.
-        submitted_at, finished_at: UTC.
-    """
-
-    evaluation_id: UUID
-    owner: str
-    lane: str
-    priority: Priority
-    category: Category
-    written_by: Writer
-    reused: bool
-    submitted_at: datetime
-    finished_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Ended(_Ended):
+@view(_ENDED + "begun_at durations_s built earlier")
+class Ended(Row):
     """An evaluation with a verdict, for counters.
 
     Attributes:
-        begun_at: the start of its first attempt, or None.
-        durations_s: seconds of each step of the attempt that gave the verdict.
         built: the process that compiled its extensions (:class:`kqueue.evidence.Build`), or None.
         earlier: the categories of the attempts before the last one, without those handed back.
     """
@@ -62,6 +39,8 @@ class Ended(_Ended):
     durations_s: dict[str, float]
     built: str | None
     earlier: list[Category]
+    category: Category
+    finished_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +70,14 @@ class Try:
     durations_s: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Course(_Ended):
-    """An evaluation with a verdict, from its submission on.
-
-    Attributes:
-        traceparent: the producer's span (:mod:`kqueue.tracing`), or None.
-        model: the GPU's or CPU's name. None if no judge recorded it.
-    """
+@view(_ENDED + "traceparent backend blame device tries")
+class Course(Row):
+    """An evaluation with a verdict, from its submission on, with its attempts and the producer's span."""
 
     traceparent: str | None
-    backend: str
+    category: Category
     blame: Blame
-    model: str | None
+    finished_at: datetime
     tries: tuple[Try, ...]
 
 
@@ -133,11 +107,10 @@ def ended(engine: Engine, ids: Collection[UUID]) -> list[Ended]:
     evidence: Any = Verdict.evidence
     query = (
         select(
-            *columns(
+            *select_of(
                 Ended,
                 Verdict,
                 Evaluation,
-                reused=_REUSED,
                 begun_at=first.scalar_subquery(),
                 durations_s=func.coalesce(evidence["durations_s"], func.jsonb_build_object()),
                 built=evidence["build"]["where"].astext,
@@ -154,7 +127,7 @@ def courses(engine: Engine, ids: Collection[UUID]) -> list[Course]:
     """Return the courses of evaluations. Probes and evaluations without a verdict are omitted."""
     final = aliased(Attempt)
     query = (
-        select(*columns(Course, Verdict, Evaluation, Kernel, reused=_REUSED, model=Environment.device))
+        select(*select_of(Course, Verdict, Evaluation, Kernel, Environment))
         .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
         .join(Kernel, ITS_KERNEL)
         .outerjoin(final, final.id == Verdict.attempt_id)

@@ -3,82 +3,41 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final, Unpack
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Double, Engine, cast, func, literal, or_, select, true, tuple_
+from sqlalchemy import ColumnElement, Engine, func, literal, or_, select, true, tuple_
 from sqlalchemy.orm import InstrumentedAttribute
 
-from kqueue.categories import Blame, Category
 from kqueue.contract import HASH
 from kqueue.filters import Filters
-from kqueue.states import EvaluationState, Priority, Trials
+from kqueue.states import Trials
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import ITS_KERNEL, OPEN, QUEUED, REAL, no_trial
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Verdict
-from kqueue.store.sql import any_text, columns, fetch
+from kqueue.store.reports.row import Row, select_of, view
+from kqueue.store.sql import any_text, fetch
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+@view(
+    "evaluation_id owner state batch problem_label problem_hash kernel_label kernel_hash backend lane priority producer"
+    " attempts submitted_at category blame compiled correctness message runtime_ms baseline_ms speedup speedup_low"
+    " speedup_high device finished_at reused_from"
+)
+class Listed(Row):
     """One line of a list of evaluations. Durations are in milliseconds, and other times in UTC.
 
     The fields from ``category`` on come from the verdict. They are None for an evaluation without one.
     """
 
-    evaluation_id: UUID
-    owner: str
-    state: EvaluationState
-    batch: str | None
-    problem_label: str | None
-    problem_hash: str
-    kernel_label: str | None
-    kernel_hash: str
-    backend: str
-    lane: str
-    priority: Priority
-    producer: str
     attempts: int
-    submitted_at: datetime
-    category: Category | None
-    blame: Blame | None
-    compiled: bool | None
-    correctness: bool | None
-    message: str | None
-    runtime_ms: float | None
-    baseline_ms: float | None
-    speedup: float | None
-    speedup_low: float | None
-    speedup_high: float | None
-    """The 95 % interval of the speedup. None if unknown."""
-    device: str | None
-    finished_at: datetime | None
-    reused_from: UUID | None
-    """The evaluation whose verdict was reused. None for one that was judged itself."""
 
 
-def number(measurement: Any, name: str) -> ColumnElement[Any]:
-    """Return a number of a measurement."""
-    return cast(measurement[name].astext, Double)
-
-
-def _error(measurement: Any) -> ColumnElement[Any]:
-    """Return the error of a measurement as a share of its median, as :attr:`kqueue.evidence.Measurement.error` does."""
-    width = number(measurement, "high_ms") - number(measurement, "low_ms")
-    return width / 2 / func.nullif(number(measurement, "median_ms"), 0)
-
-
-_FACTOR: Final = 1 + func.sqrt(func.power(_error(Verdict.runtime), 2) + func.power(_error(Verdict.baseline), 2))
-#: The 95 % interval of a verdict's speedup, by the names of its ends.
-INTERVAL: Final[dict[str, ColumnElement[Any]]] = {
-    "speedup_low": Verdict.speedup / _FACTOR,
-    "speedup_high": Verdict.speedup * _FACTOR,
-}
 #: Query for the fields of :class:`Listed`.
 LISTED: Final = (
-    select(*columns(Listed, Evaluation, Kernel, Verdict, Environment, evaluation_id=Evaluation.id, **INTERVAL))
+    select(*select_of(Listed, Evaluation, Kernel, Verdict, Environment))
     .join(Kernel, ITS_KERNEL)
     .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
     .outerjoin(Attempt, Attempt.id == Verdict.attempt_id)
@@ -99,13 +58,7 @@ def results(
     **filters: Unpack[Filters],
 ) -> list[Listed]:
     """Return finished evaluations, the latest verdict first. They follow ``finished_at`` and id of ``after``."""
-    wanted = conditions(filters)
-    if since is not None:
-        wanted.append(Verdict.finished_at >= since)
-    if after is not None:
-        wanted.append(tuple_(Verdict.finished_at, Evaluation.id) < tuple_(*map(literal, after)))
-    query = LISTED.where(_FINISHED, *wanted).order_by(Verdict.finished_at.desc(), Evaluation.id.desc())
-    return fetch(engine, Listed, query.limit(limit))
+    return _listed(engine, Verdict.finished_at, [_FINISHED, *conditions(filters)], since, after, limit)
 
 
 def listing(
@@ -117,13 +70,36 @@ def listing(
     **filters: Unpack[Filters],
 ) -> list[Listed]:
     """List evaluations in pages, the latest submission first."""
-    wanted = conditions(filters)
+    return _listed(engine, Evaluation.submitted_at, conditions(filters), since, after, limit)
+
+
+def finished_in(
+    engine: Engine, batch: str, *, since: datetime | None, after: tuple[datetime, UUID] | None, limit: int
+) -> list[Listed]:
+    """Return a batch's finished evaluations in the order of their ends. They follow the end and id of ``after``."""
+    mine = [Evaluation.batch == batch, _FINISHED]
+    return _listed(engine, Verdict.finished_at, mine, since, after, limit, latest_first=False)
+
+
+def _listed(
+    engine: Engine,
+    at: InstrumentedAttribute[datetime],
+    wanted: Sequence[ColumnElement[bool]],
+    since: datetime | None,
+    after: tuple[datetime, UUID] | None,
+    limit: int,
+    *,
+    latest_first: bool = True,
+) -> list[Listed]:
+    """Return evaluations in the order of a time and of their ids."""
+    query, place = LISTED.where(*wanted), tuple_(at, Evaluation.id)
     if since is not None:
-        wanted.append(Evaluation.submitted_at >= since)
+        query = query.where(at >= since)
     if after is not None:
-        wanted.append(tuple_(Evaluation.submitted_at, Evaluation.id) < tuple_(*map(literal, after)))
-    order = (Evaluation.submitted_at.desc(), Evaluation.id.desc())
-    return fetch(engine, Listed, LISTED.where(*wanted).order_by(*order).limit(limit))
+        bound = tuple_(*map(literal, after))
+        query = query.where(place < bound if latest_first else place > bound)
+    order = (at.desc(), Evaluation.id.desc()) if latest_first else (at, Evaluation.id)
+    return fetch(engine, Listed, query.order_by(*order).limit(limit))
 
 
 def queued(engine: Engine, *, most: int = 10_000, **filters: Unpack[Filters]) -> int:
@@ -132,18 +108,6 @@ def queued(engine: Engine, *, most: int = 10_000, **filters: Unpack[Filters]) ->
     counted = each.where(QUEUED, *conditions(filters)).limit(most).subquery()
     with transaction(engine) as connection:
         return connection.scalars(select(func.count()).select_from(counted)).one()
-
-
-def finished_in(
-    engine: Engine, batch: str, *, since: datetime | None, after: tuple[datetime, UUID] | None, limit: int
-) -> list[Listed]:
-    """Return a batch's finished evaluations in the order of their ends. They follow the end and id of ``after``."""
-    wanted: list[ColumnElement[bool]] = [Evaluation.batch == batch, _FINISHED]
-    if since is not None:
-        wanted.append(Verdict.finished_at >= since)
-    if after is not None:
-        wanted.append(tuple_(Verdict.finished_at, Evaluation.id) > tuple_(*map(literal, after)))
-    return fetch(engine, Listed, LISTED.where(*wanted).order_by(Verdict.finished_at, Evaluation.id).limit(limit))
 
 
 #: Minimum number of digits that are read as a hash rather than as a label.

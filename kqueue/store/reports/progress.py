@@ -13,37 +13,19 @@ from sqlalchemy import Engine, and_, false, func, not_, or_, select, true
 from kqueue.categories import Blame
 from kqueue.contract import Request
 from kqueue.errors import UnknownEvaluation
-from kqueue.states import EvaluationState
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN, QUEUED, asks_for
 from kqueue.store.models import ME, Attempt, Evaluation, Verdict, Worker
 from kqueue.store.reports.counts import among
-from kqueue.store.sql import columns, fetch
+from kqueue.store.reports.row import Row, select_of, view
+from kqueue.store.sql import fetch
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress of an evaluation. Times are UTC.
+@view("evaluation_id state problem_label kernel_label device submitted_at started_at finished_at blame compiled")
+class Progress(Row):
+    """The progress of an evaluation. ``device`` and ``started_at`` are of its last attempt."""
 
-    Attributes:
-        problem_label, kernel_label: the labels from its request.
-        device: the device of its last attempt: a GPU's UUID, or ``cpu``. None before the first.
-        started_at: the start of its last attempt.
-        finished_at: the time of its verdict.
-        blame: the blame of its verdict.
-        compiled: True if its kernel was compiled, or None if that is unknown.
-    """
-
-    evaluation_id: UUID
-    state: EvaluationState
-    problem_label: str | None
-    kernel_label: str | None
-    device: str | None
-    submitted_at: datetime
     started_at: datetime | None
-    finished_at: datetime | None
-    blame: Blame | None
-    compiled: bool | None
 
 
 _LAST: Final = (
@@ -57,7 +39,7 @@ _LAST: Final = (
 
 
 _PROGRESS: Final = (
-    select(*columns(Progress, Evaluation, _LAST, Verdict, evaluation_id=Evaluation.id))
+    select(*select_of(Progress, Evaluation, _LAST, Verdict))
     .select_from(Evaluation)
     .outerjoin(_LAST, true())
     .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)

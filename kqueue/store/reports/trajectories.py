@@ -8,14 +8,12 @@ from datetime import datetime
 from typing import Any, Final, Unpack
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict
 from sqlalchemy import ColumnElement, Connection, Engine, literal, select, true, tuple_
 from sqlalchemy.orm import aliased
 
 from kqueue import contract
 from kqueue.backends import PYTEST
 from kqueue.categories import Blame, Category
-from kqueue.evidence import Measurement
 from kqueue.feedback import describe
 from kqueue.filters import Filters
 from kqueue.store.engine import transaction
@@ -24,99 +22,34 @@ from kqueue.store.evaluations.queries import VERDICTS, to_verdict
 from kqueue.store.models import Evaluation, Kernel, Problem, SearchProposal, SearchRun, Verdict
 from kqueue.store.reports.cost import TRIED, WAITED_S
 from kqueue.store.reports.listing import conditions
+from kqueue.store.reports.row import EXPRESSIONS, Row, view
 from kqueue.store.sql import any_text, any_uuid
 
 #: Number of rows that are in memory at a time. Each has up to four sources of 1 MiB, and mostly has 30 KiB.
 _ROWS: Final = 100
 
 
-class Trajectory(BaseModel):
+@view(
+    "evaluation_id owner batch problem_label problem_hash problem kernel_label kernel_hash backend kernel run parent_id"
+    " parent prompt answer settings category blame phase message facts feedback speedup speedup_low speedup_high"
+    " runtime baseline device environment attempts slot_s device_s cpu_s waited_s reused_from submitted_at finished_at"
+    " evidence"
+)
+class Trajectory(Row):
     """One finished evaluation. Times are in UTC, and durations in the units of their names."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
-
-    evaluation_id: UUID
-    """Id of the evaluation."""
-    owner: str
-    """Owner of the evaluation."""
-    batch: str | None
-    """Name of its batch."""
-    problem_label: str | None
-    """Name of the problem for people."""
-    problem_hash: str
-    """SHA-256 of the problem's source."""
-    problem: str
-    """Source of the reference."""
-    kernel_label: str | None
-    """Name of the kernel for people."""
-    kernel_hash: str
-    """SHA-256 of the kernel's backend and source."""
-    backend: str
-    """The kernel's language or library."""
-    kernel: str
-    """Source of the kernel."""
-    run: str | None
-    """Name of the search that proposed the kernel. Null, like the next four, for a kernel of no search."""
-    parent_id: UUID | None
-    """Evaluation of the kernel from which the search made this one."""
-    parent: str | None
-    """Source of that kernel."""
-    prompt: str | None
-    """The search's prompt."""
-    answer: str | None
-    """The model's answer to it."""
     settings: str
-    """Settings of the evaluation, as JSON."""
-    category: Category
-    """The outcome."""
-    blame: Blame
-    """The responsible party."""
-    phase: str | None
-    """Phase in which the evaluation ended. Null for a passed kernel."""
-    message: str
-    """The failure in one line."""
-    facts: str
-    """The facts from which the category was decided, as JSON."""
-    feedback: str
-    """The verdict in words, for a language model."""
-    speedup: float | None
-    """Time of the reference divided by the kernel's."""
-    speedup_low: float | None
-    """Lower end of the speedup's 95 % interval."""
-    speedup_high: float | None
-    """Upper end of that interval."""
-    runtime: Measurement | None
-    """Time of the kernel: statistics and histogram of the timed calls. Null unless it passed and was timed."""
-    baseline: Measurement | None
-    """Time of the reference, in the same form."""
-    device: str | None
-    """Name of the device that judged it."""
-    environment: str | None
-    """The device and software, as JSON."""
     attempts: int
-    """Number of attempts. More than one only if the fleet failed."""
-    slot_s: float
-    """Seconds for which its attempts occupied a slot."""
-    device_s: float
-    """Seconds for which the last attempt had exclusive use of a device."""
-    cpu_s: float
-    """CPU seconds of the last attempt."""
-    waited_s: float
-    """Seconds from submission to the first attempt, or to the verdict if there was none."""
-    reused_from: UUID | None
-    """The evaluation whose verdict was reused. Null for one that was judged itself."""
-    submitted_at: datetime
-    """Time of its submission."""
+    category: Category
+    blame: Blame
+    message: str
     finished_at: datetime
-    """Time of its verdict."""
-    evidence: str
-    """All other observations, as JSON."""
 
 
 _QUERY: Final = (
     VERDICTS.add_columns(
         Evaluation.owner, Evaluation.batch, Evaluation.problem_hash, Evaluation.kernel_hash, Evaluation.settings,
-        Problem.source.label("problem"), Kernel.source.label("kernel"),
+        EXPRESSIONS["problem"].label("problem"), EXPRESSIONS["kernel"].label("kernel"),
         TRIED.c.seconds.label("slot_s"), WAITED_S.label("waited_s"),
     )
     .join(Problem, ITS_PROBLEM)
@@ -124,9 +57,7 @@ _QUERY: Final = (
 )  # fmt: skip
 _PARENT: Final = aliased(SearchProposal)
 #: Columns that are attributes of a verdict. Asking each verdict took an eighth of an export's time.
-_OF_VERDICT: Final = [
-    name for name in Trajectory.model_fields if name in contract.Verdict.model_fields or hasattr(contract.Verdict, name)
-]
+_OF_VERDICT: Final = Trajectory.__dataclass_fields__.keys() & {*contract.Verdict.model_fields, *dir(contract.Verdict)}
 
 
 def trajectories(
@@ -187,7 +118,7 @@ def _proposals(connection: Connection, rows: Sequence[Any]) -> dict[UUID, dict[A
 
 def _trajectory(row: Any, proposal: dict[Any, Any]) -> Trajectory:
     verdict = to_verdict(row)
-    names = Trajectory.model_fields
+    names = Trajectory.__dataclass_fields__
     low, high = verdict.speedup_interval or (None, None)
     judged = verdict.reused_from is None
     values: dict[str, Any] = {
@@ -206,4 +137,4 @@ def _trajectory(row: Any, proposal: dict[Any, Any]) -> Trajectory:
         "device_s": verdict.device_s if judged else 0.0,
         "cpu_s": sum((verdict.evidence.cpu_s or {}).values()) if judged else 0.0,
     }
-    return Trajectory.model_construct(None, **{name: values[name] for name in names})
+    return Trajectory(**{name: values[name] for name in names})
