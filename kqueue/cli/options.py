@@ -119,6 +119,16 @@ class Judging:
         return settings_of(**vars(self))
 
 
+def on_fleet(*, fleet: bool, url: str | None, device: str | None, lane: str | None) -> bool:
+    """Return whether a fleet judges. Raise InvalidRequest if another option does not fit."""
+    judges = fleet or url is not None
+    if lane is not None and not judges:
+        raise InvalidRequest("--lane: only a fleet has lanes: give --fleet too")
+    if device is not None and judges:
+        raise InvalidRequest("--device: a fleet's devices are chosen with --lane")
+    return judges
+
+
 def settings_of(
     settings: str | None,
     assignments: Iterable[str] | None,

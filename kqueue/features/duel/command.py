@@ -44,11 +44,7 @@ def duel(
     from kqueue.features.duel.duels import Match
     from kqueue.features.duel.duels import duel as fight
 
-    on_fleet = fleet or url is not None
-    if lane is not None and not on_fleet:
-        raise InvalidRequest("--lane: only a fleet has lanes: give --fleet too")
-    if device is not None and on_fleet:
-        raise InvalidRequest("--device: a fleet's devices are chosen with --lane")
+    on_fleet = options.on_fleet(fleet=fleet, url=url, device=device, lane=lane)
     tree = options.settings_of(settings, assignments, precision=precision, checks=checks, calls=calls)
     fields: dict[str, Any] = {**sources.read_problem(problem), "settings": tree, "priority": "batch"}
     if "problem_label" not in fields and not on_fleet:
