@@ -55,7 +55,7 @@ CHECK_BOUND = 0.05
 
 
 def check(reference_outputs, outputs, inputs):
-    return _parts.check(reference_outputs, outputs)
+    return _parts.check(reference_outputs, outputs, inputs)
 """
 _TIMED: Final = "Model, get_inputs = _parts.model(), _parts.get_inputs\n"
 #: The ends of problem and kernel of each evaluation with a recipe.

@@ -156,9 +156,9 @@ def test_an_operator_is_found_by_its_answers(swap: ModuleType) -> None:
         inputs = parts.get_inputs()
         reference, swapped, doubled = models[0](*inputs), models[1](*inputs), models[2](*inputs)
         models[0](*inputs)
-        drift = effects.Drift.model_validate_json(parts.check(reference, swapped))
+        drift = effects.Drift.model_validate_json(parts.check(reference, swapped, inputs))
     assert torch.equal(reference[0], doubled)
     wrong = reference[0] + 1, reference[1]
-    assert (parts.check(reference, reference), parts.check(reference, wrong)) == (True, False)
+    assert [parts.check(reference, other, inputs) for other in (reference, wrong)] == [True, False]
     assert (drift.places, drift.calls, drift.shapes, drift.kernel.changed) == (2, 2, ("2 x 32 x 64",), 0)
     assert drift.kernel.largest < 1e-5

@@ -48,14 +48,16 @@ class Parts:
         """
         return type("Model", (_Effect,), {"parts": self, "how": (kernel, twice, mark, alone)})
 
-    def check(self, reference_outputs, outputs):
+    def check(self, reference_outputs, outputs, inputs):
         """Return whether outputs are the reference's, or the drift of the model with the kernel in JSON."""
         (logits, _), (found, mark) = reference_outputs, outputs
         if int(mark) != KERNEL:
             far, usual = (float(one.double().square().mean()) for one in (found - logits, logits))
             return int(mark) == REFERENCE and far <= 0.05**2 * usual  # CHECK_BOUND of the problem
         model = _Effect.latest
-        return json.dumps(model.facts | {"kernel": _distance(logits, found), "own": _distance(model.wide(), logits)})
+        return json.dumps(
+            model.facts | {"kernel": _distance(logits, found), "own": _distance(model.wide(inputs), logits)}
+        )
 
 
 class _Effect(torch.nn.Module):
@@ -75,7 +77,7 @@ class _Effect(torch.nn.Module):
         calls = [call for place in places for call in place.calls]
         self.facts = {"places": len(places), "calls": len(calls), "shapes": sorted(set(map(_words, calls)))[:4]}
         self.parts.like = [(one.shape, float(one.mean()), float(one.std())) for one in places[0].tensors]
-        self._last, self._wide = None, []
+        self._wide = []
         for number, place in enumerate(places, 1):
             # As for a kernel alone: the same seed before the arguments and before both constructors.
             made = []
@@ -108,21 +110,19 @@ class _Effect(torch.nn.Module):
         logits = self.model(*arguments, **keywords)
         if not self.mark:
             return logits
-        _Effect.latest, self._last = self, (arguments, keywords)
+        _Effect.latest = self
         if self.mark == REFERENCE:
-            self.wide()  # The first call decides how much memory the process can use.
+            self.wide(keywords or arguments)  # The first call decides how much memory the process can use.
         return logits, torch.full((1,), self.mark, device=logits.device)
 
-    def wide(self):
-        """Return the logits of the last call, with the same weights in fp32."""
+    def wide(self, inputs):
+        """Return the logits with the same weights in fp32."""
         if not self._wide:
             self._wide.append(copy.deepcopy(self.model).float())
-
-        def widened(value):
-            return value.float() if torch.is_tensor(value) and value.is_floating_point() else value
-
-        arguments, keywords = self._last
-        return self._wide[0](*map(widened, arguments), **{name: widened(value) for name, value in keywords.items()})
+        named = inputs if isinstance(inputs, dict) else dict(enumerate(inputs))
+        floats = [torch.is_tensor(value) and value.is_floating_point() for value in named.values()]
+        wide = [value.float() if is_float else value for value, is_float in zip(named.values(), floats)]
+        return self._wide[0](**dict(zip(named, wide))) if isinstance(inputs, dict) else self._wide[0](*wide)
 
 
 class _Kernel(torch.nn.Module):
