@@ -24,11 +24,7 @@ def effect(
     fleet: options.Fleet = False,
     url: options.Url = None,
     lane: Annotated[str | None, typer.Option(help="With --fleet: auto, cpu, gpu, or gpu.<model>.")] = None,
-    precision: Annotated[str, typer.Option("--precision", help="fp32, fp16 or bf16.")] = "bf16",
-    checks: options.Checks = None,
-    calls: options.Calls = None,
-    settings: options.SettingsTree = None,
-    assignments: options.Assignments = None,
+    judging: options.Judging,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON line.")] = False,
 ) -> None:
     """Measure how much faster a kernel makes a model, and its drift. Exit with 1 if it fails alone or in the model."""
@@ -38,7 +34,7 @@ def effect(
     from kqueue.features.effect.effects import effect as measure
 
     on_fleet = options.on_fleet(fleet=fleet, url=url, device=device, lane=lane)
-    tree = options.settings_of(settings, assignments, precision=precision, checks=checks, calls=calls)
+    tree = sources.merged({"precision": "bf16"}, judging.tree())
     fields: dict[str, Any] = {**sources.read_problem(problem), "settings": tree, "priority": "batch"}
     if lane is not None:
         fields["lane"] = lane
