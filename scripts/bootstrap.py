@@ -52,7 +52,7 @@ TOOLS = {
 }
 #: Extras that are larger than all other packages together. The development group and `make adapters` include the tested
 #: packages of them.
-LARGE = {"search"}
+LARGE = {"effect", "search"}
 #: Packages for adapters that are installed without their dependencies.
 BARE = {"tensordict", "trace-opt", "verl"}
 #: PyTorch's index of builds for the CPU, whose dependencies come from PyPI.

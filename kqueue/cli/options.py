@@ -80,6 +80,16 @@ def check_owner(name: str, option: str = "--owner", instead: str = "") -> None:
         raise InvalidRequest(f"{option}: {name!r}: {allowed}{instead}")
 
 
+def on_fleet(*, fleet: bool, url: str | None, device: str | None, lane: str | None) -> bool:
+    """Return whether a fleet judges. Raise InvalidRequest if another option does not fit."""
+    judges = fleet or url is not None
+    if lane is not None and not judges:
+        raise InvalidRequest("--lane: only a fleet has lanes: give --fleet too")
+    if device is not None and judges:
+        raise InvalidRequest("--device: a fleet's devices are chosen with --lane")
+    return judges
+
+
 def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command in which each parameter that is a dataclass is replaced by the options that are its fields."""
     hints = get_type_hints(command, include_extras=True)

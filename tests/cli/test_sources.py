@@ -21,6 +21,8 @@ COMMANDS = {
     "submit's settings": "submit -p problem.py kernel.py --settings {}",
     "duel": "duel problem.py kernel.py {} -b torch",
     "duel's problem": "duel {} kernel.py kernel.py -b torch",
+    "effect": "effect {} --problem problem.py --model llama -b torch",
+    "effect's recipe": "effect kernel.py --problem problem.py --model {} -b torch",
     "tune": "tune {} --problem problem.py --grid A=1,2",
     "tune's problem": "tune kernel.py --problem {} --grid A=1,2",
     "tournament": "tournament problem.py {}",

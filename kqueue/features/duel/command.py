@@ -40,11 +40,7 @@ def duel(
     from kqueue.features.duel.duels import Match
     from kqueue.features.duel.duels import duel as fight
 
-    on_fleet = fleet or url is not None
-    if lane is not None and not on_fleet:
-        raise InvalidRequest("--lane: only a fleet has lanes: give --fleet too")
-    if device is not None and on_fleet:
-        raise InvalidRequest("--device: a fleet's devices are chosen with --lane")
+    on_fleet = options.on_fleet(fleet=fleet, url=url, device=device, lane=lane)
     fields: dict[str, Any] = {"settings": judging.tree(), **sources.read_problem(problem), "priority": "batch"}
     if "problem_label" not in fields and not on_fleet:
         raise InvalidRequest(f"{problem}: only a fleet has stored problems: give a file")

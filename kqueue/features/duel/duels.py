@@ -163,7 +163,7 @@ def state(
     failed = [next((one for one in of if one.blame is Blame.CANDIDATE), None) for of in ended]
     # A look counts rounds in their order, whichever verdict comes first.
     complete = list(takewhile(lambda pair: None not in pair, trials))
-    every = [_value(*pair) for pair in complete]
+    every = [value_of(*pair) for pair in complete]
     values = [value for value in every if not isinstance(value, str)]
     counts, voids = looks(most), Counter(value for value in every if isinstance(value, str))
     found: dict[str, Any] = {"rounds": len(values), "voids": dict(voids), "most": most}
@@ -346,8 +346,8 @@ def _look(values: Sequence[float], number: int, within: float | None) -> dict[st
     return found
 
 
-def _value(a: Trial | None, b: Trial | None) -> float | str:
-    """Return the value of a round, or the reason why it is void."""
+def value_of(a: Trial | None, b: Trial | None) -> float | str:
+    """Return the value of a round, ``log(speedup of B / speedup of A)``, or the reason why it is void."""
     assert a is not None
     assert b is not None
     if lost := [one.category for one in (a, b) if one.category is not Category.PASSED]:

@@ -1,0 +1,343 @@
+"""Effects: how much faster a kernel makes a model, next to the prediction from its speedup, and how its answers change.
+
+An effect is made of ordinary evaluations. A recipe is a problem whose ``Model`` is a model of transformers and whose
+shapes are workloads. From a recipe, a problem and its kernel :class:`Plan` generates requests that any judge judges as
+always: sealed, and timed in turn with the reference.
+
+- ``alone``: the kernel and its own problem, with a warm cache as in a model.
+- ``operator``: the kernel and the first module that it replaces, on inputs of the model's shapes. This speedup predicts
+  the effect, not the first one, because a model has its own implementation.
+- ``drift``: the recipe with a ``check()``, which refuses the model with the kernel, and whose text has the distance of
+  the logits, and theirs from fp32. So the reference's process measures it, and none of it is a claim of the kernel.
+- ``original``, ``twice``, ``kernel``, in each round: the recipe, and as its kernel the same model, the model with each
+  call of the operator made twice, and the model with the kernel. The first two give the operator's share, the first and
+  the third the effect. They have one reference, so the cost of being judged as a kernel cancels.
+
+The judge's tolerance would refuse most models with another operator, because rounding errors grow from layer to layer.
+So the drift decides, and timed models have a tolerance that follows from it. A kernel that returns old answers when it
+is timed exceeds it, and one that widens it has a large drift. ``sealed/swap.py`` finds operators by their answers.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+from uuid import uuid4
+
+from pydantic import BaseModel
+
+from kqueue import shapes
+from kqueue.categories import Blame, Category
+from kqueue.cli import sources
+from kqueue.contract import Request, Result, parse_request
+from kqueue.errors import InvalidRequest
+from kqueue.features.duel.duels import Trial, value_of
+from kqueue.figures import is_noisy
+
+#: Share of changed top tokens from which a kernel is named.
+NAMED: Final = 0.01
+_FOLDER: Final = Path(__file__).parent
+_ROUND: Final = ("original", "twice", "kernel")
+#: Beginning of each generated source. A kernel's own source precedes it.
+_PARTS: Final = """
+import types as _types
+_swap = _types.ModuleType("swap")
+exec(compile({swap!r}, "swap.py", "exec", dont_inherit=True), vars(_swap))
+_parts = _swap.Parts({recipe!r}, {problems!r})
+"""
+_DRIFT: Final = """Model, get_inputs = _parts.model(mark=_swap.REFERENCE), _parts.get_inputs
+CHECK_BOUND = 0.05
+
+
+def check(reference_outputs, outputs, inputs):
+    return _parts.check(reference_outputs, outputs, inputs)
+"""
+_TIMED: Final = "Model, get_inputs = _parts.model(), _parts.get_inputs\n"
+#: The ends of problem and kernel of each evaluation with a recipe.
+_ENDS: Final = {
+    "operator": ("Model, get_inputs = _parts.model(alone=True), _parts.get_operator_inputs\n", "ModelNew, alone=True"),
+    "drift": (_DRIFT, "ModelNew, mark=_swap.KERNEL"),
+    "original": (_TIMED, ""),
+    "twice": (_TIMED, "twice=True"),
+    "kernel": (_TIMED, "ModelNew"),
+}
+
+
+class Ratio(BaseModel):
+    """A ratio with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, rounds: Iterable[tuple[Trial, Trial]]) -> Self | str:
+        """Return the ratio of the second trials' speed to the speed of the first ones, or why it is unknown.
+
+        The interval combines the judge's intervals, and is wider if the rounds differ by more than these explain.
+        """
+        values, errors, reason = list[float](), list[float](), "no time"
+        for one, other in rounds:
+            value = value_of(one, other)
+            if isinstance(value, str) or one.interval is None or other.interval is None:
+                reason = value if isinstance(value, str) else reason
+                continue
+            values.append(value)
+            errors.append(math.hypot(*(math.log(high / low) / 2 for low, high in (one.interval, other.interval))))
+        if not values:
+            return reason
+        mean, half = sum(values) / len(values), math.hypot(*errors) / len(values)
+        if len(values) > 1:
+            squares = ((1.96 * (value - mean) / error) ** 2 for value, error in zip(values, errors, strict=True))
+            half *= max(1.0, math.sqrt(sum(squares) / (len(values) - 1)))
+        return cls(value=math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half))
+
+    @property
+    def half(self) -> float:
+        return (self.high - self.low) / 2
+
+    def __str__(self) -> str:
+        """Return what the ratio is above 1, in percent."""
+        low, value, high = (f"{100 * (one - 1):+.1f} %" for one in (self.low, self.value, self.high))
+        return "too noisy" if is_noisy((self.low, self.high)) else f"{value} ({low} to {high})"
+
+
+class Distance(BaseModel):
+    """The distance of logits at ``tops`` positions: changed top tokens, mean KL divergence, largest difference.
+
+    ``usual`` is the root mean square of a logit.
+    """
+
+    tops: int
+    changed: int
+    kl: float
+    largest: float
+    usual: float
+
+    def __str__(self) -> str:
+        return f"{100 * self.changed / self.tops:.1f} % of {self.tops} top tokens changed, KL {self.kl:.2g}"
+
+
+class Drift(BaseModel):
+    """The drift by a kernel in ``places`` modules, which are called ``calls`` times, and by the precision (``own``)."""
+
+    places: int
+    calls: int
+    shapes: tuple[str, ...]
+    kernel: Distance
+    own: Distance
+
+    @property
+    def tolerance(self) -> float:
+        """The maximum difference of a logit when the model is timed. Rounding can choose another expert."""
+        return max(4 * self.kernel.largest, 4 * self.own.largest, self.kernel.usual / 2)
+
+
+class Workload(BaseModel):
+    """The effect on one workload, or the reason why it ``ended`` without figures, or is ``unpredicted``.
+
+    ``time_ms`` is the model's time, ``longer`` the ratio of a time with each call of the operator made twice to it,
+    ``operator`` the kernel's speedup over the operator, ``predicted`` and ``measured`` the model's speedup.
+    """
+
+    name: str
+    ended: str | None = None
+    drift: Drift | None = None
+    time_ms: float | None = None
+    longer: Ratio | None = None
+    operator: Ratio | None = None
+    unpredicted: str | None = None
+    predicted: Ratio | None = None
+    measured: Ratio | None = None
+
+    def words(self) -> Iterator[str]:
+        """Yield the result in lines."""
+        if (drift := self.drift) is not None:
+            yield f"{self.name}: in {drift.places} modules, {drift.calls} calls with {'; '.join(drift.shapes)}"
+            yield f"  drift: {drift.kernel}. The precision's own: {drift.own}"
+            if drift.kernel.changed >= NAMED * drift.kernel.tops:
+                more = "more than" if drift.kernel.changed > drift.own.changed else "no more than"
+                yield f"  the kernel changes 1 % of the top tokens or more, {more} the precision"
+        if self.longer is not None and self.time_ms is not None:
+            yield f"  the operator's share of {self.time_ms:.4g} ms: {self.longer}"
+        if self.predicted is not None and self.operator is not None:
+            yield f"  predicted gain: {self.predicted}, because the operator gains {self.operator}"
+        if self.unpredicted is not None:
+            yield f"  no prediction: {self.unpredicted}"
+        if self.measured is not None:
+            none = ", no effect" if self.measured.low <= 1 <= self.measured.high else ""
+            yield f"  measured gain: {self.measured}{none}"
+        if self.predicted is not None and self.measured is not None:
+            far = abs(self.predicted.value - self.measured.value)
+            if far > max(0.02, math.hypot(self.predicted.half, self.measured.half)):
+                yield f"  prediction and measurement differ by {100 * far:.1f} points"
+        if self.ended is not None:
+            yield f"  {self.ended}" if self.drift else f"{self.name}: {self.ended}"
+
+
+class Effect(BaseModel):
+    """The effect of a kernel on a model: the verdict on the kernel alone, and the workloads unless the kernel failed.
+
+    ``blame`` is the blame of the first failure.
+    """
+
+    model: str
+    kernel: str
+    verdict: dict[str, Any]
+    blame: Blame
+    workloads: list[Workload] = []
+
+    def words(self) -> Iterator[str]:
+        """Yield the result in lines."""
+        message = "" if self.workloads else f": {self.verdict['message']}"
+        yield f"{self.kernel} alone: {self.verdict['category']}{message}"
+        for one in self.workloads:
+            yield from one.words()
+
+    def failed(self, one: Workload, result: Result, when: str) -> None:
+        """Note the failure of a workload's evaluation."""
+        blame, message = result.blame, result.message
+        if blame is Blame.CANDIDATE and when in _ROUND[:2]:
+            blame, what = Blame.PROBLEM, "the model fails without the kernel"
+        elif blame is Blame.CANDIDATE or result.passed:
+            what = f"the kernel fails in the model ({when})"
+        elif blame is Blame.PROBLEM:
+            # The search for the operator raises LookupErrors with whole sentences.
+            message = message.rpartition(" raised LookupError: ")[2]
+            message += ". kqueue[effect] brings it" if "'transformers'" in message else ""
+            is_large = result.facts.allowed_bytes is not None or result.facts.reason == "memory"
+            what = "the model does not fit the memory" if is_large else f"{self.model} cannot be used"
+        else:
+            what = "not judged"
+        one.ended = one.ended or f"{what}: {result.category}: {message}"
+        self.blame = blame if self.blame is Blame.NONE else self.blame
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The evaluations of an effect: ``request`` is the kernel alone, ``workloads`` are problems by name."""
+
+    model: str
+    request: Request
+    workloads: dict[str, str]
+    rounds: int
+    id: str
+
+    @classmethod
+    def of(cls, request: Request, model: str, rounds: int) -> Self:
+        """Return the plan for a kernel and a recipe, which is the name of one that kqueue brings, or a file.
+
+        Raise InvalidRequest if the recipe cannot be read, or the request has no source or no times.
+        """
+        known = {file.stem: file for file in sorted(_FOLDER.glob("recipes/*.py"))}
+        if model not in known and not Path(model).exists():
+            raise InvalidRequest(f"--model {model}: no such file, and kqueue brings {', '.join(known)}")
+        if not request.settings.timing.enabled:
+            raise InvalidRequest("settings.timing.purpose: an effect compares times: choose another one than check")
+        if request.names_problem:
+            raise InvalidRequest("--problem: give a file, because the model needs the source")
+        recipe = sources.read_source(known.get(model, Path(model)))
+        workloads = {one.name: shapes.problem_of(recipe, one) for one in shapes.read(recipe)} or {"forward": recipe}
+        return cls(Path(model).stem, request, workloads, rounds, uuid4().hex[:12])
+
+    def evaluation(self, role: str, workload: str = "", number: int = 0, drift: Drift | None = None) -> Request:
+        """Return the request of a role: ``alone``, or one with a workload."""
+        name = " ".join(filter(None, (workload, role, str(number))))
+        given = self.request.model_dump(exclude_unset=True, mode="json")
+        fields = given | {"batch": f"effect-{self.id}", "idempotency_key": f"effect-{self.id}/{name}"}
+        settings = sources.merged({"timing": {"cold_l2": False}}, given.get("settings", {}))
+        if workload:
+            problem, kernel = self.request.problem, self.request.kernel
+            shown = [shapes.problem_of(problem, one) for one in shapes.read(problem) if not one.held_out]
+            swap = (_FOLDER / "sealed" / "swap.py").read_text()
+            parts = _PARTS.format(swap=swap, recipe=self.workloads[workload], problems=shown or [problem])
+            end, arguments = _ENDS[role]
+            is_own = role in _ROUND[:2]
+            fields |= {
+                "problem": parts + end,
+                "kernel": f"{'' if is_own else kernel}\n{parts}ModelNew = _parts.model({arguments})\n",
+                "backend": "torch" if is_own else self.request.backend,
+                "problem_label": f"{self.model} {name}",
+                "reuse": False,
+            }
+        if role in ("drift", *_ROUND):
+            unseen = {"findings": "allow", "decoys": "allow", "buffers": "allow"}
+            tolerance = {"atol": 1.0 if drift is None else drift.tolerance, "rtol": 0.0}
+            off = {"timing": {"purpose": "check"}} if role == "drift" else {}
+            settings = sources.merged(settings, {"checks": 1, "policies": unseen, "tolerance": tolerance, **off})
+            settings = {name: settings[name] for name in settings.keys() - {"comparison", "tolerances", "profiles"}}
+        return parse_request(fields | {"settings": settings})
+
+
+def effect(
+    evaluate: Callable[[list[Request]], Iterable[Result | InvalidRequest]],
+    plan: Plan,
+    report: Callable[[str], object] = lambda _: None,
+) -> Effect:
+    """Measure an effect. Raise InvalidRequest if a request was refused.
+
+    ``evaluate`` returns or yields the results of requests in their order, such as ``LocalJudge.map`` and
+    ``Client.evaluate_batch``. ``report`` is called with the name of each evaluation that has a result.
+    """
+
+    def judged(requests: Sequence[Request]) -> Iterator[Result]:
+        for request, answer in zip(requests, evaluate(list(requests)), strict=True):
+            if isinstance(answer, InvalidRequest):
+                raise answer
+            report(str(request.idempotency_key).partition("/")[2])
+            yield answer
+
+    [alone] = judged([plan.evaluation("alone")])
+    label = str(plan.request.kernel_label)
+    done = Effect(model=plan.model, kernel=label, verdict=alone.summary(), blame=alone.blame)
+    if not alone.passed:
+        return done
+    done.workloads += (Workload(name=name) for name in plan.workloads)
+    drifts = judged([plan.evaluation("drift", name) for name in plan.workloads])
+    for one, result in zip(done.workloads, drifts, strict=True):
+        found = re.search(r"\{.*\}", result.message)  # the text of check()
+        if result.category is Category.WRONG_VALUES and result.evidence.checker and found:
+            one.drift = Drift.model_validate_json(found[0])
+        else:
+            done.failed(one, result, "drift")
+    trials = {(one.name, role): list[Trial]() for one in done.workloads for role in _ROUND}
+    for number in range(plan.rounds):
+        roles = (*_ROUND, "operator") if number == 0 else _ROUND
+        due = [(one, role) for one in done.workloads if not one.ended for role in roles]
+        random.SystemRandom().shuffle(due)
+        requests = [plan.evaluation(role, one.name, number, one.drift) for one, role in due]
+        for (one, role), result in zip(due, judged(requests), strict=True):
+            if role == "operator":
+                one.unpredicted = f"with the model's shapes the kernel ended as {result.category}: {result.message}"
+                if result.speedup is not None and (interval := result.speedup_interval) is not None:
+                    one.operator = Ratio(value=result.speedup, low=interval[0], high=interval[1])
+            elif result.blame in (Blame.CANDIDATE, Blame.PROBLEM):
+                done.failed(one, result, role)
+            else:
+                trials[one.name, role].append(Trial.of(result))
+                one.time_ms = one.time_ms or result.baseline_ms
+    for one in done.workloads:
+        if not one.ended:
+            _conclude(one, *(trials[one.name, role] for role in _ROUND))
+    return done
+
+
+def _conclude(one: Workload, original: list[Trial], twice: list[Trial], kernel: list[Trial]) -> None:
+    """Set the operator's share, and the prediction and the measurement of a workload."""
+    longer, measured = (Ratio.of(zip(*pair, strict=True)) for pair in ((twice, original), (original, kernel)))
+    if isinstance(longer, str) or isinstance(measured, str):
+        one.ended = f"there are no times to compare: {longer if isinstance(longer, str) else measured}"
+        return
+    one.longer, one.measured = longer, measured
+    if one.operator is None:
+        return
+    one.unpredicted = None
+    share, speedup = longer.value - 1, one.operator.value
+    left = 1 - share + share / speedup
+    error = math.hypot((1 - 1 / speedup) * longer.half, share / speedup**2 * one.operator.half) / left
+    one.predicted = Ratio(value=1 / left, low=math.exp(-error) / left, high=math.exp(error) / left)
