@@ -189,6 +189,8 @@ class Judge:
     def __call__(self, request: Request) -> Result:
         outcome = self.local(request)
         self.device_s += outcome.device_s
+        if not outcome.passed:
+            print(f"  {outcome.category}: {outcome.message}", flush=True)
         return outcome
 
     def fight(self, a: Request, b: Request) -> Duel:

@@ -10,10 +10,11 @@ It starts this machine's fleet in a temporary home. Then it
 
 When the fleet has ended it looks for leftovers: processes of candidates, and GPU memory.
 
-The result goes to `results/gpu_gate.json`, with the commit and a digest of `workers/judge`. What is worse than in the
-result before is printed. The exit status is 1 if a program of the corpus does not end as expected, a kernel of a pair
-or of the gallery does not pass, a spread is outside its bound, or something is left over. `--is-current` runs nothing
-and warns if `workers/judge` has changed since the committed result.
+The result goes to `results/gpu_gate.json`, with the commit and a digest of `workers/judge`. The program prints each
+figure that is worse than in the result before, and the backends whose packages are missing. The exit status is 1 if a
+program of the corpus does not end as expected, a kernel of a pair or of the gallery does not pass, a spread is outside
+its bound, or something is left over. `--is-current` runs nothing and warns if `workers/judge` has changed since the
+committed result.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from repeat import pairs, spread
 from speed import PATIENCE_S, Kernels, about, fleet, judge
 
 from kqueue import Client, Request
+from kqueue.categories import Blame
 from kqueue.config import load
 from tests.integrity.corpus import Judgement, Program, programs
 from tests.integrity.run import judge_programs, report_unexpected
@@ -54,7 +56,7 @@ SPEEDUP = (0.93, 1.07)
 COVERED = 0.85
 #: Relative change of a figure that is called worse.
 WORSE = 0.1
-#: Bytes of GPU memory that a driver may use for its own purposes.
+#: Bytes of GPU memory that a driver can use for its own purposes.
 LEFT_BYTES = 64 << 20
 
 
@@ -120,8 +122,10 @@ def measure(client: Client) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "pairs", {"covered": round(covered, 3), "pairs": figures, "failures": found}
 
     verdicts, _ = judge(client, of_backends())
-    found = [f"{verdict.backend}: {verdict.message}" for verdict in verdicts if not verdict.passed]
-    yield "backends", {"backends": sorted(verdict.backend for verdict in verdicts), "failures": found}
+    missing = [one.backend for one in verdicts if "is not installed" in one.message and one.blame is Blame.FLEET]
+    found = [f"{one.backend}: {one.message}" for one in verdicts if not one.passed and one.backend not in missing]
+    judged = sorted(one.backend for one in verdicts if one.backend not in missing)
+    yield "backends", {"backends": judged, "missing": missing, "failures": found}
 
     kernels = Kernels("gpu")
     names = kernels.right("triton")
@@ -172,7 +176,7 @@ def main() -> int:
     before = json.loads(RESULT.read_text()) if RESULT.exists() else None
     if options.is_current:
         if before is None or before["judge"] != digest():
-            print(f"warning: workers/judge has changed since {RESULT.relative_to(ROOT)}; run make gpu-gate on a GPU")
+            print(f"warning: workers/judge has changed since {RESULT.name}. Run make gpu-gate on a GPU")
         return 0
     memory, begun = used_bytes(), time.monotonic()
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout

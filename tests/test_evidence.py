@@ -190,7 +190,7 @@ def test_every_quantity_has_a_unit() -> None:
         ),
         (
             {"findings": [STORED["findings"][0] | {"rule": "weights_hidden"}]},
-            "weights that the problem constructs as zeros hide others of the reference",
+            "weights that are constructed as zeros hide other weights of the reference",
         ),
     ],
 )

@@ -135,7 +135,7 @@ def _gradients(
 
 
 def gates(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters that are all zero and no bias, by name. Zeros hide what is multiplied by them."""
+    """Return the parameters that are all zero and no bias, by name. Their zeros hide other weights."""
     named = {name: one for name, one in weights_by_name(model).items() if not name.endswith("bias")}
     return {name: one for name, one in named.items() if one.numel() and not bool(one.any())}
 
