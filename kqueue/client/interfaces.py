@@ -45,6 +45,7 @@ class Fields(TypedDict, total=False):
 
     problem: str | None
     kernel: str | None
+    trees: tuple[str, ...] | None
     backend: str | None
     lane: str
     settings: Settings | Mapping[str, Any] | None

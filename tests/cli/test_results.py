@@ -18,7 +18,7 @@ from kqueue.store import evaluations, reports
 from tests.cli.command import PROBLEM, Cli, judge, submit
 from tests.samples import ended, measurement, passed, timed
 from tests.store.steps import change
-from tests.test_evidence import EVERY
+from tests.stored import EVERY
 
 #: Hostile output of a candidate: colours, a title, a bell, reversed text, markup.
 HOSTILE = "\x1b[2J\x1b]0;pwned\x07 [bold red]passed[/] \u202eevil\u202c \x9b31m"

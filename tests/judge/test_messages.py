@@ -27,7 +27,7 @@ SHORT = {
     right("raise MemoryError"): "MemoryError: memory was refused (Linux refuses what the host does not have)",
     "import not_here; ModelNew = 1": (
         "ModuleNotFoundError: No module named 'not_here': this worker lacks it. Do without it, or install it for the"
-        f" workers. {NEXT_TO}"
+        f" workers. {NEXT_TO}, or judge the package with its tree (`kqueue check`)"
     ),
     "ModelNew = open('data.csv')": f"FileNotFoundError: [Errno 2] No such file or directory: 'data.csv'. {NEXT_TO}",
     right("raise ValueError('\\x1b[1m\\x1b[31mx\\x1b[0m')"): "ValueError: x",

@@ -675,7 +675,7 @@ FAULTS = (
         "tree_unlisted",
         "A tree has no files that its list does not name.",
         "workers/judge/candidate/archive.py",
-        'found != set(listed.split("\n"))',
+        'found != set(listed.split("\\n"))',
         "not found",
         ("tests/features/check/test_command.py",),
     ),

@@ -199,7 +199,7 @@ def test_each_hostile_archive_ends_in_one_category(fleet: LocalFleet, tmp_path: 
         ([member("link", type=tarfile.LNKTYPE, linkname="../order.json")], "invalid_problem"),
         ([member("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3)], "invalid_problem"),
         ([member("pipe", type=tarfile.FIFOTYPE)], "invalid_problem"),
-        ((member(f"{number}") for number in range(25_000)), "output_limit"),
+        ((member(f"{number}") for number in range(50_000)), "output_limit"),
         ([member("large", size=256 << 20)], "output_limit"),
         ([], "passed"),
     )

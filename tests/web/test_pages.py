@@ -23,7 +23,7 @@ from kqueue.web import now
 from tests.http.standin import Served, submit
 from tests.samples import examined, passed, request_fields
 from tests.store.steps import change
-from tests.test_evidence import EVERY
+from tests.stored import EVERY
 from tests.waiting import until
 from tests.web.reading import HOSTILE, Elements, check, judged, shown
 from tests.web.visiting import OWN_FORM, stranger

@@ -45,7 +45,7 @@ def traces_of(folder: Path, record: Mapping[str, Any]) -> Iterator[dict[str, Any
 def _evaluation(outcome: Outcome, row: ShapeResult, environment: Environment) -> dict[str, Any]:
     assert row.category is not None
     status = _STATUS.get(row.category, "RUNTIME_ERROR")
-    errors = outcome.evidence.comparison if row.category is Category.PASSED else outcome.facts
+    errors = outcome.evidence.comparison if row.category is Category.PASSED else outcome.facts.errors
     correctness = performance = None
     if status in ("PASSED", "INCORRECT_NUMERICAL"):
         found = {kind: getattr(errors, f"max_{kind[:3]}_error", None) for kind in ("relative", "absolute")}

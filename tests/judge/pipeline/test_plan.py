@@ -51,7 +51,7 @@ def test_each_part_of_a_problem_has_its_memory() -> None:
     assert (made.judge, made.reference, made.candidate) == (14 * _GIB, 24.5 * _GIB, 36 * _GIB)
     assert not made.has_turns
     assert made.total == 74.5 * _GIB <= plan.capacity(_H200, 4)
-    assert made.evidence()["outputs_bytes"] == 6 * _GIB
+    assert made.evidence(None).outputs_bytes == 6 * _GIB
     made = settled(20 * _GIB, 20 * _GIB, _GIB, 50 * _GIB)
     assert made.total == plan.capacity(_H200, 1)
     assert 21 * _GIB <= made.candidate == made.total - made.judge - made.reference < 100 * _GIB
