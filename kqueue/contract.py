@@ -17,7 +17,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, field_validator, model_validator
 
-from kqueue import backends
+from kqueue import backends, shapes
 from kqueue.backends import PYTEST
 from kqueue.categories import Blame, Category
 from kqueue.errors import InvalidRequest
@@ -532,6 +532,11 @@ class Request(_Model):
         """Return the text of the tree that a source names, or nothing. Raise KeyError if it was not given."""
         tree = named_tree(source)
         return "" if tree is None else self.tree_texts[tree.hash]
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks that the problem states, or 0 if it states none, or not in the right form."""
+        return 0 if self.backend == PYTEST else max(0, shapes.ranks(self.problem))
 
     @property
     def names_problem(self) -> bool:

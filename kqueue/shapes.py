@@ -179,6 +179,17 @@ def assigned(source: str, variable: str) -> list[tuple[int, int, ast.expr | None
     return found
 
 
+def ranks(source: str) -> int:
+    """Return the number of ranks that a problem's text states, 0 if it states none, or -1 if it is malformed."""
+    match [value for _, _, value in assigned(source, WORLD)]:
+        case []:
+            return 0
+        case [ast.Constant(value=int() as number)] if 1 <= number <= MOST_RANKS:
+            return number
+        case _:
+            return -1
+
+
 def _span(source: str, node: ast.stmt | ast.expr) -> tuple[int, int]:
     lines = source.encode().splitlines(keepends=True)
     assert node.end_lineno is not None
@@ -245,6 +256,8 @@ def _parts(value: object) -> Iterator[object]:
 CALLS: Final = "CALLS"
 WORLD: Final = "WORLD"
 _OTHERS: Final = ("OUTPUT_TOLERANCE", CALLS, WORLD)
+#: Maximum number of ranks of a group, each of which needs two of a slot's uids.
+MOST_RANKS: Final = 4
 #: Maximum count of numbers in a source. A problem with more contains its data.
 _MOST_SIZES: Final = 64
 

@@ -107,12 +107,9 @@ def run_evaluation(claim: Claim, slot: Slot, judges: Judges, engine: Engine) -> 
         return Outcome(category=Category.INVALID_REQUEST, message=str(error))
     config = load()
     own = replace(slot, gpu_shared=config.gpu_shared, alone=claim.alone)
-    if slot.peers:
-        from workers.judge.pipeline import static  # Takes a second or two, and only hosts with several GPUs need it.
-
-        if static.ranks(request) > 1:
-            serving = {gpu.uuid for gpu in gpus.find(engine, uuids=slot.peers) if gpu.paused is None}
-            own = replace(own, peers=tuple(uuid for uuid in slot.peers if uuid in serving))
+    if slot.peers and request.ranks > 1:
+        serving = {gpu.uuid for gpu in gpus.find(engine, uuids=slot.peers) if gpu.paused is None}
+        own = replace(own, peers=tuple(uuid for uuid in slot.peers if uuid in serving))
     backend = StoredBackend(engine, claim.attempt_id, claim.owner, judges.conditions if config.reuse else None)
     caches = "" if claim.owner == LOCAL else hashlib.sha256(claim.owner.encode()).hexdigest()
     return judges.judge(request, own, backend, caches)

@@ -100,8 +100,6 @@ class Judges:
                 self.status_page.close()
 
     def _converse(self, request: Request, slot: SlotConfig, backend: JudgeBackend, caches: str) -> Outcome:
-        from workers.judge.pipeline import static
-
         killed_before = linux.out_of_memory_kills()
         builds = self.forkserver.builds
         evaluation_id, number = self.status_page.attempt
@@ -116,7 +114,7 @@ class Judges:
         ours, theirs = socket.socketpair()
         with ours, ours.makefile("rb") as replies:
             with theirs, suppress(ConnectionError):  # the supervisor has exited, which is detected below
-                of_group = bool(slot.peers) and static.ranks(request) > 1
+                of_group = bool(slot.peers) and request.ranks > 1
                 send_with_fds(self._requests, b"group" if of_group else b"judge", [theirs.fileno()])
             for line in _lines(ours, replies, call):
                 message = json.loads(line)

@@ -42,7 +42,7 @@ from workers.judge.host.artifacts import Store
 from workers.judge.host.exclusive import NoRoom, rooms
 from workers.judge.host.scratch import device_lock
 from workers.judge.host.status_page import StatusPage
-from workers.judge.pipeline import answers, health, static
+from workers.judge.pipeline import answers, health
 from workers.judge.pipeline.run import evaluate
 from workers.judge.slot_config import SlotConfig
 
@@ -315,7 +315,7 @@ def _converse(conversation: BinaryIO, channel: socket.socket, status_page: Statu
             # Only this process holds the lock, so it is released when the judge exits. A driver can delay that exit
             # while the device is still in use.
             # A group books no memory, and holds all of its GPUs alone.
-            ranks = static.ranks(request) if slot.on_gpu else 0
+            ranks = request.ranks if slot.on_gpu else 0
             peers = slot.peers[: max(0, ranks - 1)]
             if peers:
                 os.environ["CUDA_VISIBLE_DEVICES"] = ",".join((slot.device, *peers))

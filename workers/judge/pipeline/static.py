@@ -48,8 +48,6 @@ _MOST_RTOL: Final = 0.3
 #: of that function's parameters.
 _BOUND: Final = "CHECK_BOUND"
 _CHECKED: Final = ["reference_outputs", "outputs", "inputs"]
-#: Maximum number of ranks of a group, each of which needs two of a slot's uids.
-_MOST_RANKS: Final = 4
 #: A line that begins or ends a Markdown block of code.
 _FENCE: Final = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 #: Maximum number of findings of one rule, and in total.
@@ -248,21 +246,10 @@ def calls(source: str) -> int | None:
 
 def world(source: str) -> int:
     """Read the number of ranks from a problem's text, 0 for none. Raise ``invalid_problem`` if it is malformed."""
-    match [value for _, _, value in shapes.assigned(source, shapes.WORLD)]:
-        case []:
-            return 0
-        case [ast.Constant(value=int() as number)] if 1 <= number <= _MOST_RANKS:
-            return number
-        case _:
-            form = f"{shapes.WORLD} = 2 is stated once, at the top level, for 1 to {_MOST_RANKS} ranks"
-            raise invalid_problem(f"{form}. A variable {shapes.WORLD} for another purpose needs another name")
-
-
-def ranks(request: Request) -> int:
-    """Return the number of ranks that a request's problem asks for, or 0 if it asks for none or is malformed."""
-    with contextlib.suppress(EvaluationEnded):
-        return world(request.problem) if request.backend != PYTEST and shapes.WORLD in request.problem else 0
-    return 0
+    if (number := shapes.ranks(source)) < 0:
+        form = f"{shapes.WORLD} = 2 is stated once, at the top level, for 1 to {shapes.MOST_RANKS} ranks"
+        raise invalid_problem(f"{form}. A variable {shapes.WORLD} for another purpose needs another name")
+    return number
 
 
 def check_bound(source: str) -> float | None:
