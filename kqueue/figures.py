@@ -23,6 +23,15 @@ UNITS: Final = {
 }  # fmt: skip
 
 
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield nested values by their paths, such as ``timing.calls``."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
 def caption(name: str) -> tuple[str, str]:
     """Return the caption and the unit of a field. Its name declares both: ``setup_ms`` is ``setup`` in ``ms``."""
     stem, _, last = name.rpartition("_")

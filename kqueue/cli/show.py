@@ -20,7 +20,7 @@ from kqueue.cli import options
 from kqueue.cli.connection import detail_of
 from kqueue.cli.render import Columns, category_text, console, emit, print_table, say, table, text
 from kqueue.errors import ConfigError, InvalidRequest, ServiceError, UnknownEvaluation
-from kqueue.figures import finding, listed, milliseconds, moment, provenance, speedup, yes_no
+from kqueue.figures import finding, flat, listed, milliseconds, moment, provenance, speedup, yes_no
 from kqueue.states import EvaluationState
 from kqueue.text import clean, one_line, short
 
@@ -123,19 +123,11 @@ def _settings(settings: Mapping[str, Any]) -> str:
     """Return precision, checks, and all settings that differ from the default."""
     from kqueue.contract import Settings
 
-    default = dict(_flat(Settings().model_dump(mode="json")))
+    default = dict(flat(Settings().model_dump(mode="json")))
     shown = {"precision", "checks"}
     return " ".join(
-        f"{name}={value}" for name, value in _flat(settings) if name in shown or default.get(name, ...) != value
+        f"{name}={value}" for name, value in flat(settings) if name in shown or default.get(name, ...) != value
     )
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def _print_verdict(verdict: Verdict, kernel: str, *, all_of_log: bool) -> None:

@@ -66,11 +66,7 @@ def check(
     from kqueue.features.check.run import Check, sides
     from kqueue.trees import Clone
 
-    on_fleet = fleet or url is not None
-    if lane and not on_fleet:
-        raise InvalidRequest("--lane: only a fleet has lanes: give --fleet too")
-    if device is not None and on_fleet:
-        raise InvalidRequest("--device: a fleet's devices are chosen with --lane")
+    on_fleet = options.on_fleet(fleet=fleet, url=url, device=device, lane=lane[0] if lane else None)
     if qualify and (device == "cpu" or "cpu" in (lane or ())):
         raise InvalidRequest("--qualify: the sanitizers need a GPU")
     tree = options.Timed(settings=settings, assignments=assignments).tree()

@@ -1,4 +1,4 @@
-"""What several receipts show together: the kernels that several fleets judged, and in what their records differ."""
+"""Compare several receipts: how often and by whom each kernel was judged, and what differs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from kqueue import files
 from kqueue.features.receipts import checks
+from kqueue.figures import flat
 from kqueue.receipts import Receipt, key_id
 
 #: A part of each receipt's file, in both forms.
@@ -78,8 +79,9 @@ def _kernel(receipts: list[Receipt]) -> Kernel:
     devices = [str(one["device"]) for one in environments if one]
     categories = Counter(str(one.category) for one in verdicts)
     spread, apart, differs = None, False, [*_several("category", (one.category for one in verdicts))]
-    for name in sorted({name for one in receipts for name in _leaves(one.settings)}):
-        differs += _several(f"settings {name}", (json.dumps(_leaves(one.settings).get(name)) for one in receipts))
+    settings = [dict(flat(one.settings)) for one in receipts]
+    for name in sorted({name for one in settings for name in one}):
+        differs += _several(f"settings {name}", (json.dumps(one.get(name)) for one in settings))
     for name in sorted({name for one in environments for name in one} - _PLACE):
         differs += _several(name, (one.get(name) for one in environments if one))
     alike = defaultdict[tuple[str, str | None], list[Receipt]](list)
@@ -121,14 +123,6 @@ def _several(name: str, values: Iterable[object]) -> Iterator[str]:
     counts = Counter(map(str, values))
     if len(counts) > 1:
         yield f"{name}: " + ", ".join(f"{value} ({number})" for value, number in counts.most_common())
-
-
-def _leaves(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by path."""
-    found = dict[str, Any]()
-    for name, value in settings.items():
-        found |= _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found
 
 
 def _count(number: int, name: str) -> str:

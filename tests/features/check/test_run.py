@@ -1,4 +1,4 @@
-"""What a check says of a change, with a scripted judge of real trees."""
+"""The results of a check of real trees, with a scripted judge."""
 
 from __future__ import annotations
 

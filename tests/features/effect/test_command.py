@@ -18,7 +18,7 @@ from tests.features.effect.samples import KERNEL, NORM, recipe
 from tests.packages import ADAPTERS_FOLDER, needs
 
 pytestmark = pytest.mark.slow("starts a judge")
-#: Numbers of recipes, and those of small models.
+#: The sizes in recipes, and the sizes that make their models small.
 SMALL = {
     "= 2048, 5632, 8, 32, 32000": "= 64, 96, 2, 8, 200",
     "= 1024, 3584, 6, 16, 32000": "= 64, 96, 2, 8, 200",
