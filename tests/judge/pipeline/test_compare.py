@@ -497,6 +497,10 @@ def test_tiny_references_want_their_own_values() -> None:
         for cheat in (torch.zeros_like(ref), torch.full_like(ref, value), ref * 0.9, ref.bfloat16().float().flip(0)):
             for exact in (ref.double(), None):
                 assert fault(cheat, ref, exact) is not None
+    # A right kernel's errors can be as large as a variant's tiny values, if the reference's own are.
+    ref = 1e-6 * torch.randn(64, 64)
+    assert fault(torch.zeros_like(ref), ref, kind="few", again=nudged(ref)) is not None
+    assert fault(torch.zeros_like(ref), ref, kind="few") is None
 
 
 def test_the_mean_of_nearly_constant_values_is_no_answer() -> None:

@@ -436,6 +436,7 @@ class _Output:
         resolution, enough = grade.resolution * self.epsilon, figures.finite >= rounding.ENOUGH
         is_far = figures.distance > grade.farthest * figures.size
         is_far |= figures.far_off >= max(rounding.ENOUGH, _FAR_OFF * figures.finite)
+        is_far = is_far and self._knows_own_errors()
         if is_far and not self._answers().agree_by_size(grade.farthest, grade.lenience, resolution):
             share = f"{figures.distance / figures.size:.3g}" if figures.size else "more than all"
             return self._together(
@@ -488,6 +489,10 @@ class _Output:
         return self._answers().are_excused(*bounds) or (
             self.exact is not None and self._answers(nudged=True).are_excused(*bounds)
         )
+
+    def _knows_own_errors(self) -> bool:
+        """Return whether the reference's own errors are known, or inputs are the problem's own, where few are large."""
+        return not self.is_vague or (self.again is not None and self.again() is not None)
 
     def _answers(self, *, nudged: bool = False) -> rounding.Answers:
         """Return the output with another answer of the reference, for which the reference is asked if needed.
