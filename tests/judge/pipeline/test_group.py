@@ -135,6 +135,29 @@ def test_a_group_reaches_nothing_else(rig: Rig, tmp_path: Path) -> None:
     assert outcome.category is Category.PASSED, (outcome.message, outcome.log)
 
 
+MEETS = """folder, own, pids = os.environ["TEMPDIR"], os.getpid(), [None, None]
+        dist.all_gather_object(pids, own)
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        link.bind(f"{folder}/{own}")
+        dist.barrier()
+        file = os.memfd_create("memory")
+        os.write(file, str(own).encode())
+        other = pids[1 - dist.get_rank()]
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, file.to_bytes(4, "little"))
+        link.sendmsg([b"fd"], [rights], 0, f"{folder}/{other}")
+        found = os.pread(socket.recv_fds(link, 2, 1)[1][0], 99, 0)
+        assert found == str(other).encode(), found
+        os.unlink(f"{folder}/{own}")"""
+
+
+def test_ranks_share_memory_by_descriptors(rig: Rig) -> None:
+    """Like torch's symmetric memory, ranks send each other descriptors by a path that the reference does not see."""
+    leaves = "open(os.environ['TEMPDIR'] + '/mine', 'w').close()"
+    kernel = model("ModelNew", f"assert 'mine' not in os.listdir(os.environ['TEMPDIR'])\n        {MEETS}")
+    outcome = judge(rig, kernel, model("Model", leaves) + INPUTS)
+    assert outcome.category is Category.PASSED, (outcome.message, outcome.log)
+
+
 def test_a_host_with_fewer_gpus_says_so(rig: Rig) -> None:
     """A group needs as many GPUs as ranks, its own slot's first."""
     slot = replace(rig.slot, device="GPU-0", peers=("GPU-1", "GPU-2"))
