@@ -63,6 +63,12 @@ WRONG: list[tuple[dict[str, object], type[KqueueError], str]] = [
     ({"backend": "cuda"}, InvalidRequest, r"backend: a cuda kernel cannot be judged on the lane cpu"),
     ({"backend": "cuda", "lane": "auto"}, LaneUnavailable, r"gpu, which cuda kernels .*need.*kqueue worker"),
     ({"settings": {"examine": {"profile": True}}, "lane": "auto"}, LaneUnavailable, "gpu, which .*examinations need"),
+    (
+        {"problem": "WORLD = 2", "settings": {"examine": {"profile": True}}, "lane": "gpu"},
+        InvalidRequest,
+        "several ranks",
+    ),
+    ({"problem": "WORLD = 2", "settings": {"backward": True}}, InvalidRequest, "gradients are not for .*several ranks"),
 ]
 
 
