@@ -31,14 +31,9 @@ _ONE_QUEUE: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_DEVICE_MAX_COPY_C
 def rate(gpus: Sequence[str], seconds: float = 2.0) -> float:
     """Return contexts a second on the GPUs with these UUIDs in turn. Raise OSError if one cannot be made in time."""
     command, until = [*program.PYTHON, "workers.contexts", str(seconds)], time.monotonic() + seconds + _MARGIN_S
+    base, pipe = os.environ | _ONE_QUEUE, subprocess.PIPE
     started = [
-        subprocess.Popen(
-            command,
-            env=os.environ | _ONE_QUEUE | {"CUDA_VISIBLE_DEVICES": gpu},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        subprocess.Popen(command, env=base | {"CUDA_VISIBLE_DEVICES": gpu}, stdout=pipe, stderr=pipe, text=True)
         for gpu in islice(cycle(gpus), _AT_ONCE)
     ]
     try:

@@ -177,7 +177,7 @@ def program(request: Request, problem: str, result: Result, seeds: tuple[int, ..
     The ``seeds`` are empty for the judge's own. The ``words`` say how the problem was shrunk.
     """
     settings, facts = request.settings, result.facts
-    # Only on a GPU does the evidence tell of TF32.
+    # The evidence names TF32 on a GPU only.
     on_gpu = result.evidence.tf32 is not None
     given = result.evidence.tolerance
     listed = [one and (one.atol, one.rtol, one.by) for one in result.evidence.tolerances or (given,)]
