@@ -15,6 +15,9 @@ On the first fleet, once it is idle, it judges one kernel after the other: new a
 kernels. For comparison it runs a simple script, a fresh Python process for each of the same kernels, which compares
 five answers with `torch.allclose` and times a hundred calls.
 
+With several numbers of GPUs it only compares them, within `--seconds` (140): new right kernels on a fleet of each, and
+before it the CUDA contexts that the driver makes for these GPUs in a second, of which the evaluations use a share.
+
 The host must be quiet, because all of its CPU time is counted. Figures go to `DIR/speed.json`, pictures to
 `DIR/speed.svg` and `DIR/stages.svg`. The exit status is 0 only if every category is the expected one. With `--lane cpu`
 it measures torch kernels on CPU slots, to test the benchmark itself.
@@ -26,6 +29,7 @@ import argparse
 import datetime
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -47,7 +51,9 @@ from gallery import entries as gallery
 
 from kqueue import Client, Request, Verdict
 from kqueue.config import load
+from kqueue.errors import WaitTimeout
 from kqueue.local.fleet import LocalFleet
+from workers.contexts import rate
 from workers.judge.gpu.devices import choose, devices
 
 SMALL = ("gelu", "row_sum", "softmax", "layer_norm", "linear_relu", "row_max", "matmul")
@@ -60,6 +66,8 @@ FAULTY = {
 APART = ("reference", "untimed_reference", "construct", "alone_measure", "provenance", "untimed_verify")
 #: Deadline in seconds of each batch, evaluation and process.
 PATIENCE_S = 900.0
+#: Seconds for the end of a fleet, and the maximum number of evaluations a second on a GPU or a CPU slot.
+END_S, MOST_PER_S = 12.0, 12
 #: Simple script that judges one kernel. Its arguments are the problem, the kernel and the device.
 PLAIN = """
 import importlib.util, sys, time
@@ -241,6 +249,38 @@ def plain(kernels: Kernels, count: int) -> dict[str, Any]:
     return {"evaluations": count, "p50_s": round(statistics.median(took), 3), "per_s": round(count / sum(took), 3)}
 
 
+def compare(kernels: Kernels, gpus: Sequence[str], slots: int, seconds: float) -> tuple[dict[str, Any], int]:
+    """Measure new kernels on a fleet for some seconds. Return the figures and the number of unexpected categories."""
+    until = time.monotonic() + seconds - END_S
+    contexts = rate(gpus) if gpus else 0.0
+    with fleet(kernels.lane, slots, gpus) as client:
+        warm, most = max(len(gpus), 1) * slots * len(SMALL), MOST_PER_S * max(len(gpus), 1)
+        names = kernels.right("triton" if gpus else "torch")
+        left_s = until - time.monotonic()
+        tickets = client.submit_batch([kernels.new(name) for name in islice(names, warm + int(most * left_s))])
+        done: list[tuple[float, Verdict]] = []
+        try:
+            for _, verdict in client.as_completed(tickets, timeout=until - time.monotonic()):
+                done.append((time.monotonic(), verdict))
+        except WaitTimeout:
+            pass
+    counted = done[min(warm, len(done) // 2) :]
+    processes = [verdict.evidence.reference for _, verdict in counted]
+    forked = sum(one is None or not one.kept or one.replaced is not None for one in processes)
+    per_s = (len(counted) - 1) / (counted[-1][0] - counted[0][0]) if len(counted) > 1 else 0.0
+    each = 1 + forked / len(counted) if counted else 0.0
+    found = {
+        "evaluations": len(counted),
+        "seconds": round(counted[-1][0] - counted[0][0], 2) if counted else 0.0,
+        "warm_up": len(done) - len(counted),
+        "per_s": round(per_s, 3),
+        "contexts_per_s": round(contexts, 2),
+        "contexts_each": round(each, 2),
+        "share_of_contexts": round(per_s * each / contexts, 3) if contexts else None,
+    }
+    return found, sum(not verdict.passed for _, verdict in done)
+
+
 def about(lane: str) -> dict[str, Any]:
     """Return the date, the hardware and the versions of this measurement."""
     import torch
@@ -275,23 +315,38 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the folder for figures and pictures")
     parser.add_argument("--lane", choices=("gpu", "cpu"), default="gpu")
-    parser.add_argument("--slots", default="4,6,8", help="numbers of slots on each GPU, or on the CPU (4,6,8)")
+    parser.add_argument("--slots", help="numbers of slots on each GPU, or on the CPU (4,6,8, or 6 with --seconds)")
     parser.add_argument("--gpus", help="numbers of GPUs (all of this host's)")
+    parser.add_argument("--seconds", type=int, help="only compare, within this time. 0 is for all figures")
     parser.add_argument("--evaluations", type=int, default=112, help="evaluations in each measured batch (112)")
     parser.add_argument("--idle", type=int, default=14, help="evaluations of each kind on the idle fleet (14)")
     parser.add_argument("--plain", type=int, default=7, help="processes without a fleet (7)")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     kernels = Kernels(options.lane)
-    found: dict[str, Any] = {"plain": plain(kernels, options.plain), "slots": {}}
-    print("plain", json.dumps(found["plain"]), flush=True)
+    found: dict[str, Any] = {"slots": {}}
     wrong = 0
     have = choose("all", devices(), os.environ.get("CUDA_VISIBLE_DEVICES")) if options.lane == "gpu" else []
     counts = [int(count) for count in options.gpus.split(",")] if options.gpus else [len(have)]
     if max(counts) > len(have):
         parser.error(f"--gpus {options.gpus}: this host has {len(have)}")
-    for gpus, slots in product(counts, map(int, options.slots.split(","))):
+    seconds = 140 * (len(counts) > 1) if options.seconds is None else options.seconds
+    every = [*product(counts, map(int, (options.slots or ("6" if seconds else "4,6,8")).split(",")))]
+    if seconds:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)  # ends a fleet that does not start
+        signal.alarm(seconds)
+    else:
+        found["plain"] = plain(kernels, options.plain)
+        print("plain", json.dumps(found["plain"]), flush=True)
+    begun = time.monotonic()
+    for number, (gpus, slots) in enumerate(every):
         name = f"{gpus} x {slots}" if gpus > 1 else str(slots)
+        if seconds:
+            share = (begun + seconds - END_S - time.monotonic()) / (len(every) - number)
+            found["slots"][name], differing = compare(kernels, [gpu.uuid for gpu in have[:gpus]], slots, share)
+            wrong += differing
+            print(name, "slots", json.dumps(found["slots"][name]), flush=True)
+            continue
         with fleet(options.lane, slots, [gpu.uuid for gpu in have[:gpus]]) as client:
             found["slots"][name], differing = throughput(client, kernels, max(gpus, 1) * slots, options.evaluations)
             wrong += differing
@@ -302,7 +357,8 @@ def main() -> int:
                 print("latency", json.dumps(found["latency"]), flush=True)
     found |= {"about": about(options.lane), "unexpected": wrong}
     (options.out / "speed.json").write_text(json.dumps(found, indent=1) + "\n")
-    draw(found, options.out)
+    if not seconds:
+        draw(found, options.out)
     print(f"{wrong} unexpected categories")
     return 1 if wrong else 0
 

@@ -2,8 +2,9 @@
 
 It judges an all-reduce, an all-gather with a product, and a reduce-scatter with a norm, each right, wrong on one rank,
 hanging on one rank and out of memory on one rank. The right kernel is the problem's own model, so its speedup should be
-1. Before and after, it judges a kernel for one GPU, and at the end it looks for processes and GPU memory that are left.
-The exit status is 0 only if all is as expected. After 220 seconds it begins no further case, and says so.
+1. On GPUs it also judges the all-reduce by torch's symmetric memory (`--only symmetric`). Before and after, it judges a
+kernel for one GPU, and at the end it looks for processes and GPU memory that are left. The exit status is 0 only if all
+is as expected. After 220 seconds it begins no further case, and says so.
 """
 
 from __future__ import annotations
@@ -69,6 +70,20 @@ _VARIANTS: Final = {
         "host_out_of_memory",
     ),
 }
+#: Kernel of the all-reduce: each rank reads the other's memory.
+_SYMMETRIC: Final = """import torch.distributed._symmetric_memory as symmetric
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        if not hasattr(self, "own"):
+            self.own = symmetric.empty(x.shape, dtype=x.dtype, device=x.device)
+            self.shared = symmetric.rendezvous(self.own, dist.group.WORLD)
+        self.own.copy_(x)
+        self.shared.barrier()
+        out = x + self.shared.get_buffer(1 - dist.get_rank(), x.shape, x.dtype)
+        self.shared.barrier()
+        return out
+"""
 
 
 def main() -> int:
@@ -121,6 +136,8 @@ def _cases(*, on_gpu: bool) -> dict[str, tuple[str, str, str]]:
         for variant, (first, last, on_a_gpu, on_a_cpu) in _VARIANTS.items():
             kernel = _HEAD + _model("ModelNew", arguments, body, first, last)
             cases[f"{name}/{variant}"] = problem, kernel, on_a_gpu if on_gpu else on_a_cpu
+    if on_gpu:
+        cases["all_reduce/symmetric"] = cases["all_reduce/right"][0], _HEAD + _SYMMETRIC, "passed"
     return cases
 
 

@@ -513,6 +513,9 @@ class Request(_Model):
             raise ValueError("a repository's tests can only be examined with compute-sanitizer's memcheck")
         if self.lane == "cpu" and self.settings.examine:
             raise ValueError("compute-sanitizer and Nsight Compute need a GPU: choose another lane than cpu")
+        if (self.settings.examine or self.settings.backward) and self.ranks:
+            what = "compute-sanitizer, Nsight Compute and gradients"
+            raise ValueError(f"{what} are not for kernels in several ranks, and the problem states WORLD")
         named = [[name in text for text in (self.problem, self.kernel)] for name in ("ModelNew", "get_inputs")]
         if named == [[True, False], [False, True]]:
             raise ValueError("problem and kernel are swapped: the problem defines ModelNew, and the kernel get_inputs")

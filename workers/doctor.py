@@ -25,6 +25,7 @@ from kqueue.config import Config, load
 from kqueue.contract import gpu_model
 from kqueue.doctor import Check, Result, State, report
 from kqueue.text import one_line
+from workers import contexts
 from workers.judge.gpu.devices import devices
 from workers.judge.host import toolchain, uids
 
@@ -70,6 +71,7 @@ def examine(config: Config, *, deep: bool = False) -> Iterator[Check]:
     if deep:
         from workers.deep import judged
 
+        yield from report("gpu", _contexts([gpu.uuid for gpu in devices()]))
         tools = {"nvcc": toolchain.program("nvcc"), "ninja": _ninja()}
         yield from report("judge", judged(config, {name for name, found in tools.items() if found}))
 
@@ -147,6 +149,16 @@ def _clocks(nvml: Any, handle: Any) -> Result:
 
     clocks = [clock("SM", nvml.NVML_CLOCK_SM), clock("memory", nvml.NVML_CLOCK_MEM)]
     return Result(", ".join(clocks + facts.read(handle).get("throttle", [])))
+
+
+def _contexts(gpus: list[str]) -> Iterator[tuple[str, Result]]:
+    """Report how many CUDA contexts a second all GPUs together get, each of which serves one process."""
+    try:
+        if gpus:
+            what = f"the driver makes {contexts.rate(gpus):.1f} a second, for all {len(gpus)} GPUs together"
+            yield "contexts", Result(f"{what} (docs/operations.md#gpus-of-one-host)")
+    except OSError as error:
+        yield "contexts", Result(f"could not be made: {error}", "check the driver by `nvidia-smi`", State.WARN)
 
 
 # torch -----------------------------------------------------------------------------------------------

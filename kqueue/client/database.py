@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import cached_property
 from typing import Final
 from uuid import UUID
 
@@ -28,7 +28,8 @@ from kqueue.errors import (
     LaneUnavailable,
     UnknownProblem,
 )
-from kqueue.store import evaluations, schema, workers
+from kqueue.states import GpuState
+from kqueue.store import evaluations, gpus, schema, workers
 from kqueue.store.engine import connect
 from kqueue.store.listener import Listener
 
@@ -74,7 +75,7 @@ class DatabaseTransport(Transport):
         if "_app" in self.__dict__:
             self._app.close()
 
-    @cached_property
+    @functools.cached_property
     def _app(self) -> Celery:
         return broker.make_app(self._config)
 
@@ -120,13 +121,31 @@ class DatabaseTransport(Transport):
     ) -> list[Request | InvalidRequest]:
         """Return each request with its lane, or the error if it has none."""
         resolved: list[Request | InvalidRequest] = []
+        most = functools.cache(self._most_gpus)
         for request in requests:
             try:
                 lane = lane_for(request, live, allow_idle_lane, self._config.gpu_fallback)
+                if request.ranks > 1 and lane != "cpu" and not allow_idle_lane:
+                    number, shown = most(lane)
+                    if number < request.ranks:
+                        needs = f"the problem runs on {request.ranks} GPUs of one host (WORLD = {request.ranks})"
+                        raise LaneUnavailable(f"lane: {needs}, and the largest host on {lane} has {shown}")
                 resolved.append(request.model_copy(update={"lane": lane}))
             except InvalidRequest as error:
                 resolved.append(error)
         return resolved
+
+    def _most_gpus(self, lane: str) -> tuple[int, str]:
+        """Return how many GPUs in service the largest live host of a lane has, and the same in words."""
+        live = workers.live(self._ready(), within_s=self._config.live_s)
+        away = {gpu.uuid: gpu.paused for gpu in gpus.find(self._ready()) if gpu.state is not GpuState.SERVING}
+        found: list[tuple[int, str]] = []
+        for host in {worker.host for worker in live if lane in worker.lanes}:
+            own = {worker.device for worker in live if worker.host == host and worker.device != "cpu"}
+            why = ", ".join(str(away[uuid]) for uuid in sorted(own & away.keys()))
+            number = len(own - away.keys())
+            found.append((number, f"{number} in service ({why})" if why else str(number)))
+        return max(found, default=(0, "none"))
 
     def _any_lane(self, requests: Sequence[Request]) -> set[str]:
         """Return the idempotency keys of requests that can get another lane when they are repeated."""

@@ -36,7 +36,7 @@ from kqueue import (
 )
 from kqueue.client.interfaces import Fields
 from kqueue.config import Config
-from kqueue.store import evaluations, schema, workers
+from kqueue.store import evaluations, gpus, schema, workers
 from tests.samples import ended
 from tests.store.steps import change
 
@@ -63,6 +63,12 @@ WRONG: list[tuple[dict[str, object], type[KqueueError], str]] = [
     ({"backend": "cuda"}, InvalidRequest, r"backend: a cuda kernel cannot be judged on the lane cpu"),
     ({"backend": "cuda", "lane": "auto"}, LaneUnavailable, r"gpu, which cuda kernels .*need.*kqueue worker"),
     ({"settings": {"examine": {"profile": True}}, "lane": "auto"}, LaneUnavailable, "gpu, which .*examinations need"),
+    (
+        {"problem": "WORLD = 2", "settings": {"examine": {"profile": True}}, "lane": "gpu"},
+        InvalidRequest,
+        "several ranks",
+    ),
+    ({"problem": "WORLD = 2", "settings": {"backward": True}}, InvalidRequest, "gradients are not for .*several ranks"),
 ]
 
 
@@ -155,6 +161,26 @@ class TestSubmit:
         with broker.make_app(config) as app:
             assert broker.waiting(app, "cpu") == {first.evaluation_id}
             assert broker.waiting(app, "gpu") == {second.evaluation_id}
+
+    def test_a_group_needs_a_host_with_a_gpu_for_each_rank(self, client: Client, engine: Engine, fields) -> None:
+        """The error names the number of the largest host, and why a GPU is absent. A CPU slot takes all ranks."""
+        for number, host in enumerate(("a", "a", "a", "b")):
+            device, lanes = f"GPU-{number}", ["gpu", f"gpu.{host}"]
+            workers.register(engine, id=uuid4(), name=device, host=host, pid=1, lanes=lanes, device=device)
+            gpus.register(engine, host=host, index=number, uuid=device, name="NVIDIA H200")
+        group = fields(problem="WORLD = 3")
+
+        def refused(lane: str) -> str:
+            with pytest.raises(LaneUnavailable, match=r"runs on 3 GPUs of one host \(WORLD = 3\)") as caught:
+                client.submit(**group | {"lane": lane})
+            return str(caught.value)
+
+        assert client.submit(**group | {"lane": "gpu"}).created
+        assert refused("gpu.b").endswith("the largest host on gpu.b has 1")
+        assert client.submit(**group | {"lane": "gpu.b"}, allow_idle_lane=True).created
+        gpus.drain(engine, "GPU-1", reason="a fan")
+        assert refused("auto").endswith("the largest host on gpu has 2 in service (GPU 1 is drained: a fan)")
+        assert client.submit(**group).created
 
     def test_a_batch_is_all_or_nothing(self, client: Client, engine: Engine, fields) -> None:
         """The error names the number of the wrong entry, and no row is written."""

@@ -177,8 +177,8 @@ def program(request: Request, problem: str, result: Result, seeds: tuple[int, ..
     The ``seeds`` are empty for the judge's own. The ``words`` say how the problem was shrunk.
     """
     settings, facts = request.settings, result.facts
-    # Only on a GPU does the evidence contain a memory plan.
-    on_gpu = result.evidence.gpu_memory is not None
+    # The evidence names TF32 on a GPU only.
+    on_gpu = result.evidence.tf32 is not None
     given = result.evidence.tolerance
     listed = [one and (one.atol, one.rtol, one.by) for one in result.evidence.tolerances or (given,)]
     summary = [f"The judge's verdict: {result.category}: {result.message}", *words.splitlines()]
@@ -198,6 +198,7 @@ def program(request: Request, problem: str, result: Result, seeds: tuple[int, ..
         "TOLERANCE": listed if result.evidence.tolerances else listed[0],
         "CHECKED": result.evidence.checker is not None,
         "CALLS": result.evidence.calls,
+        "WORLD": request.ranks,
         "BACKWARD": settings.backward or passes.asked_by(problem),
         "STRICT": settings.comparison == "strict",
         "LIMIT_S": getattr(settings.deadlines, f"{result.phase}_s", 60.0),

@@ -67,7 +67,9 @@ def test_a_right_kernel_passes_and_is_timed(rig: Rig) -> None:
     """Each rank has other inputs and answers right. The group's time is measured, and of its networks one stays."""
     outcome = judge(rig, model("ModelNew"), timed=True)
     assert outcome.category is Category.PASSED, (outcome.message, outcome.log)
-    assert outcome.message == "right on 2 input sets, in 2 ranks"
+    assert outcome.message.startswith(
+        "right on 2 input sets, in 2 ranks; but none of the input sets is a hidden variant"
+    )
     assert outcome.runtime is not None
     assert outcome.evidence.verified_calls
     assert networks(rig.forkserver.pid) <= 2
@@ -77,13 +79,14 @@ def test_a_right_kernel_passes_and_is_timed(rig: Rig) -> None:
     ("first", "last", "category"),
     [
         ("pass", "total += dist.get_rank()", Category.WRONG_VALUES),
+        ("pass", "if dist.get_rank(): total = self.__dict__.setdefault('kept', total)", Category.WRONG_VALUES),
         ("while dist.get_rank() == 1: time.sleep(0.01)", "pass", Category.TIMEOUT),
         ("pass", "dist.barrier() if dist.get_rank() == 1 else None", Category.TIMEOUT),
         ("os.abort() if dist.get_rank() == 1 else None", "pass", Category.CRASHED),
         ("x.new_empty(1 << 50) if dist.get_rank() == 1 else None", "pass", Category.HOST_OUT_OF_MEMORY),
         ("x.add_(dist.get_rank())", "pass", Category.INPUT_MUTATED),
     ],
-    ids=["wrong", "hanging", "waiting", "crashed", "out of memory", "changed input"],
+    ids=["wrong", "precomputed", "hanging", "waiting", "crashed", "out of memory", "changed input"],
 )
 def test_the_rank_that_failed_first_is_named(rig: Rig, first: str, last: str, category: Category) -> None:
     """Whatever its peer then does, the rank that failed is named, and all ranks end."""
@@ -99,6 +102,13 @@ def test_a_failure_of_the_reference_is_the_problems(rig: Rig) -> None:
     assert (broken.category, broken.facts.rank) == (Category.REFERENCE_ERROR, 1), broken.message
     with pytest.raises(EvaluationEnded, match="WORLD = 2 is stated once"):
         static.world("WORLD = 99")
+    check = "CHECK_BOUND = 1e-2\ndef check(reference_outputs, outputs, inputs):\n    return True\n"
+    for more, name in (("CALLS = 2\n", "CALLS"), (check, "check()")):
+        clash = judge(rig, model("ModelNew"), PROBLEM + more)
+        assert (clash.category, clash.message) == (
+            Category.INVALID_PROBLEM,
+            f"WORLD and {name} cannot be combined: state one of them",
+        )
 
 
 REACH = """for family, place in {places}:
@@ -132,6 +142,29 @@ def test_a_group_reaches_nothing_else(rig: Rig, tmp_path: Path) -> None:
             with socket.socket(family) as link:
                 link.connect(place)  # pyright: ignore[reportArgumentType] -- without the seal, it is reached
         outcome = judge(rig, model("ModelNew", REACH.format(places=places)))
+    assert outcome.category is Category.PASSED, (outcome.message, outcome.log)
+
+
+MEETS = """folder, own, pids = os.environ["TEMPDIR"], os.getpid(), [None, None]
+        dist.all_gather_object(pids, own)
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        link.bind(f"{folder}/{own}")
+        dist.barrier()
+        file = os.memfd_create("memory")
+        os.write(file, str(own).encode())
+        other = pids[1 - dist.get_rank()]
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, file.to_bytes(4, "little"))
+        link.sendmsg([b"fd"], [rights], 0, f"{folder}/{other}")
+        found = os.pread(socket.recv_fds(link, 2, 1)[1][0], 99, 0)
+        assert found == str(other).encode(), found
+        os.unlink(f"{folder}/{own}")"""
+
+
+def test_ranks_share_memory_by_descriptors(rig: Rig) -> None:
+    """Like torch's symmetric memory, ranks send each other descriptors by a path that the reference does not see."""
+    leaves = "open(os.environ['TEMPDIR'] + '/mine', 'w').close()"
+    kernel = model("ModelNew", f"assert 'mine' not in os.listdir(os.environ['TEMPDIR'])\n        {MEETS}")
+    outcome = judge(rig, kernel, model("Model", leaves) + INPUTS)
     assert outcome.category is Category.PASSED, (outcome.message, outcome.log)
 
 

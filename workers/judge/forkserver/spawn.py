@@ -10,13 +10,14 @@ import select
 import signal
 import socket
 import traceback
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final, NamedTuple, NoReturn
 
 import structlog
 
-from kqueue import logs
+from kqueue import logs, shapes
 from workers.judge.candidate import examiner, harness, reference, tester
 from workers.judge.channel import flags
 from workers.judge.forkserver import prewarm
@@ -62,8 +63,8 @@ class Spawner:
         self._watch = watch
         self._self_check = self_check
         self._launchers = launchers
-        #: Descriptors of networks by the name of their group.
-        self._networks: dict[str, int] = {}
+        #: Descriptors of the network and the mounts of each group by its name, and the mounts that no member has.
+        self._groups: dict[str, tuple[list[int], Iterator[int]]] = {}
         self._reach = cache(reach.for_group)
 
     def spawn(self, request: Spawn, channel: int, control_end: socket.socket, page: int) -> None:
@@ -127,17 +128,20 @@ class Spawner:
             self._self_check.examining,
             filter=seccomp.program(platform.machine(), connects=True, grouped=True),
             reach=self._reach(self._self_check.means.reach, profile.devices),
-            network=self._network(profile.group),
+            group=self._joined(profile.group),
         )
 
-    def _network(self, group: str) -> int:
-        """Return a descriptor of the network of a group, and forget the networks of groups that have ended."""
+    def _joined(self, group: str) -> tuple[int, int]:
+        """Return descriptors of a group's network and a mount for one member, and forget groups that have ended."""
         used = {group, *(process.profile.group for process in self._watch.running.values())}
-        for name in [name for name in self._networks if name not in used]:
-            os.close(self._networks.pop(name))
-        if group not in self._networks:
-            self._networks[group] = namespaces.loopback()
-        return self._networks[group]
+        for name in [name for name in self._groups if name not in used]:
+            for descriptor in self._groups.pop(name)[0]:
+                os.close(descriptor)
+        if group not in self._groups:
+            made = namespaces.for_group(shapes.MOST_RANKS)
+            self._groups[group] = made, iter(made[1:])
+        (network, *_), mounts = self._groups[group]
+        return network, next(mounts)
 
     def _with_uid(self, profile: Profile) -> Profile:
         """Replace the slot's uid by a free one for a reference or a group. Raise OSError if all are in use."""

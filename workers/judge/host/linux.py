@@ -36,12 +36,13 @@ MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
 
 #: System calls for mounts by descriptor (Linux 5.2). The numbers are the same on every architecture.
-_MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 429, 430, 431, 432
+_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
 _CLOEXEC: Final = 1
 _FSCONFIG_SET_STRING: Final = 1
 _FSCONFIG_CREATE: Final = 6
 _MOUNT_ATTR_NOSUID_NODEV: Final = 2 | 4
 _MOVE_MOUNT_F_EMPTY_PATH: Final = 4
+_OPEN_TREE_CLONE: Final = 1 | os.O_CLOEXEC
 _AT_FDCWD: Final = -100
 
 #: Parameters of glibc's ``mallopt``: free bytes that stay at the end of the heap (the largest C int), and the size in
@@ -158,6 +159,11 @@ def tmpfs(**options: object) -> int:
 def attach(mount: int, path: str) -> None:
     """Attach a detached mount to a directory."""
     syscall(_MOVE_MOUNT, mount, b"", _AT_FDCWD, os.fsencode(path), _MOVE_MOUNT_F_EMPTY_PATH)
+
+
+def clone(path: str) -> int:
+    """Return a descriptor of a detached mount of a mounted directory, which shows the same files."""
+    return syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), _OPEN_TREE_CLONE)
 
 
 def read(file: str) -> str:

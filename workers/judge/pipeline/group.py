@@ -29,8 +29,8 @@ from uuid import uuid4
 import torch
 
 from kqueue.categories import Category
-from kqueue.contract import Outcome, Phase
-from kqueue.evidence import Measurement
+from kqueue.contract import Outcome, Phase, Policy
+from kqueue.evidence import BaselineError, Measurement
 from workers.judge.channel import flags
 from workers.judge.channel.bits import checksum
 from workers.judge.channel.orders import Member, Order
@@ -45,7 +45,7 @@ from workers.judge.pipeline.estimator import Kind, Sample, Series, Stopping
 from workers.judge.pipeline.exchange import Candidate, Exchange, copy_out
 from workers.judge.pipeline.processes import Processes
 from workers.judge.pipeline.reference import UNSTEADY_INPUTS, Reference, differing
-from workers.judge.pipeline.stages.conclude import stop
+from workers.judge.pipeline.stages.conclude import enforce_policies, passed, stop
 from workers.judge.pipeline.stages.measure import unless_repeated
 from workers.judge.slot_config import SlotConfig
 
@@ -78,8 +78,12 @@ def judge(context: Context, world: int) -> Outcome:
         checks = group.check()
         runtime, baseline = group.time() if context.settings.timing.enabled else (None, None)
         group.stop()
-    message = f"right on {checks} input sets, in {world} ranks"
-    return Outcome(category=Category.PASSED, message=message, runtime=runtime, baseline=baseline)
+    context.evidence.unvaried = why = f"the problem runs in {world} ranks"
+    if runtime is not None and context.settings.timing.compiled_baseline:
+        context.evidence.compiled_baseline = BaselineError(error=why)
+    if context.slot.on_gpu and context.settings.policies.decoys is not Policy.ALLOW:
+        context.evidence.provenance_error = why
+    return passed(context, f"right on {checks} input sets, in {world} ranks", runtime, baseline)
 
 
 def devices_of(slot: SlotConfig, world: int) -> tuple[str, ...]:
@@ -130,7 +134,9 @@ class _Group:
         with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
             self._references += [rank.begin_reference() for rank in self._ranks]
             share = 0
-            if self._on_gpu:  # The devices are this evaluation's alone. The rest is for the judge.
+            if self._on_gpu:
+                self._context.evidence.tf32 = self._settings.tf32
+                # The devices are this evaluation's alone. The rest is for the judge.
                 share = torch.cuda.get_device_properties(0).total_memory // 3
             self._context.budget.plan = plan.Plan(0, None, 0, 0, share, share)
 
@@ -177,6 +183,8 @@ class _Group:
                 self._try(self._first)
         self._context.evidence.checks = self._context.evidence.checks_asked = count
         self._context.compared.is_complete = True
+        forms = [reference.form for reference in self._references]
+        enforce_policies(self._context, next((form for form in forms if form.unkept), forms[0]))
         return count
 
     def time(self) -> tuple[Measurement, Measurement]:

@@ -10,12 +10,12 @@ import fcntl
 import os
 import socket
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from workers.judge.host import linux
 
-_OWN_NETWORK: Final = "/proc/thread-self/ns/net"
 _SIOCSIFFLAGS: Final = 0x8914
 _UP: Final = 1
 
@@ -46,23 +46,29 @@ def enter() -> dict[str, bool | str]:
     return dict.fromkeys(("user_namespace", "network_namespace", "ipc_namespace"), entered)
 
 
-def loopback() -> int:
-    """Return a descriptor of a new network, in which only its members can reach each other, by the address 127.0.0.1.
+def for_group(size: int) -> list[int]:
+    """Return descriptors of a network and of ``size`` detached mounts for the members of a group.
+
+    Only the members reach each other: by the address 127.0.0.1, and by sockets in the file system of all the mounts.
 
     Raises:
         OSError: this host does not allow it.
     """
-    before = os.open(_OWN_NETWORK, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        linux.unshare(linux.CLONE_NEWNET)
-        try:
-            with socket.socket() as any_socket:
-                fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _UP))
-            return os.open(_OWN_NETWORK, os.O_RDONLY | os.O_CLOEXEC)
-        finally:
-            linux.setns(before)
-    finally:
-        os.close(before)
+
+    def make() -> list[int]:
+        linux.unshare(linux.CLONE_NEWNET | linux.CLONE_NEWNS)
+        with socket.socket() as any_socket:
+            fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _UP))
+        linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+        flags = linux.MS_NOSUID | linux.MS_NODEV
+        linux.mount("tmpfs", "/tmp", "tmpfs", flags, "mode=1777,size=64k,nr_inodes=256")  # noqa: S108
+        return [
+            os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC),
+            *(linux.clone("/tmp") for _ in range(size)),  # noqa: S108
+        ]
+
+    with ThreadPoolExecutor(1) as pool:  # so that only a thread, which ends, moves to other namespaces
+        return pool.submit(make).result()
 
 
 def _try(flags: int) -> bool | str:

@@ -16,12 +16,15 @@ from kqueue import backends
 from workers.judge.host import linux
 from workers.judge.sandbox import landlock, seccomp
 from workers.judge.sandbox.cgroups import Group
+from workers.judge.sandbox.landlock import Access
 from workers.judge.sandbox.mounts import Covers
 from workers.judge.sandbox.reach import Reach
 
 #: Resource limits that are set to zero. Locked memory keeps the host's limit, because CUDA pins memory.
 _NONE: Final = (resource.RLIMIT_CORE, resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE, resource.RLIMIT_MSGQUEUE)
 _OPEN_FILES: Final = 4096
+#: Directory for the sockets of a group. It is in a directory that a private file system covers.
+_MEETING: Final = "/tmp/group"  # noqa: S108
 
 
 class Role(StrEnum):
@@ -83,14 +86,14 @@ class Means:
         filter: seccomp filter, or empty for no filter.
         reach: files that stay accessible.
         covers: shared directories that the private file system covers, or None if the host allows no mounts.
-        network: descriptor of the network of the process's group, or None for no network.
+        group: descriptors of the network and of a mount for the sockets of the process's group, or None for no group.
     """
 
     landlock: int
     filter: bytes
     reach: Reach
     covers: Covers | None
-    network: int | None = None
+    group: tuple[int, int] | None = None
 
 
 def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep: set[int], mount: int | None) -> None:
@@ -103,9 +106,10 @@ def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep
     allow one.
     """
     os.setsid()
-    if means.network is not None:
-        linux.setns(means.network)
-    _close_all_but(keep | {0, 1, 2} | ({mount} if mount is not None else set()))
+    network, meeting = means.group or (None, None)
+    if network is not None:
+        linux.setns(network)
+    _close_all_but(keep | {0, 1, 2} | {descriptor for descriptor in (mount, meeting) if descriptor is not None})
     Path("/proc/self/oom_score_adj").write_text("1000")
     if group is not None:
         group.join()
@@ -113,6 +117,10 @@ def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep
     if mount is not None and means.covers is not None:
         means.covers.attach(mount, profile.scratch, shelf)
         os.close(mount)
+    if meeting is not None:
+        Path(_MEETING).mkdir()
+        linux.attach(meeting, _MEETING)
+        os.close(meeting)
     limit()
     resource.setrlimit(resource.RLIMIT_FSIZE, (profile.file_bytes, profile.file_bytes))
     if profile.uid is not None:
@@ -128,6 +136,10 @@ def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep
     os.umask(0o077)
     os.chdir(profile.scratch)
     os.environ.update(private_directories(profile.scratch))
+    if means.group is not None:
+        os.umask(0)  # so that its sockets serve other ranks, which have other uids. No other file is visible to them.
+        del os.environ["TMPDIR"]  # which torch prefers for sockets
+        os.environ["TEMPDIR"] = _MEETING
     tempfile.tempdir = None  # the cached directory is no longer accessible
     if profile.role is Role.BUILDER:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -157,9 +169,11 @@ def become(uid: int) -> None:
 
 def restrict_files(means: Means, scratch: str, more: tuple[str, ...] = ()) -> None:
     """Apply Landlock to the calling process. ``scratch`` stays writable, and the paths ``more`` stay readable."""
-    rules = landlock.Ruleset(means.landlock, connects=means.network is not None)
+    rules = landlock.Ruleset(means.landlock, connects=means.group is not None)
     covered = means.covers.directories if means.covers is not None else ()
     means.reach.allow(rules, (scratch, *covered), more)
+    if means.group is not None:
+        rules.allow(_MEETING, Access.MAKE_SOCK)
     rules.enforce()
 
 

@@ -128,7 +128,7 @@ def _check_memory(context: Context, outcome: Outcome) -> Outcome:
 def examine_kernel(context: Context, outcome: Outcome) -> None:
     """Run the kernel again under the requested tools, without effect on the verdict."""
     asked, evidence, candidate = context.settings.examine, context.evidence, context.processes.candidate
-    if not asked or context.request.backend == PYTEST or context.processes.ranks or not examine.is_worthwhile(outcome):
+    if not asked or context.request.backend == PYTEST or not examine.is_worthwhile(outcome):
         return
     if not context.slot.on_gpu:
         why = "it needs a GPU"

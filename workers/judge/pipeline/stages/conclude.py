@@ -32,15 +32,11 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Ou
         stop(context, candidate)
     else:
         _verify(context, candidate, times)
-    _report_buffers(context, referenced.reference.form)
     if hidden := measured.hidden_weights:
         names = parameters.listed(hidden)
         meaning = f"weights that are constructed as zeros hide what {names} do, so a kernel can leave it out"
         _report(context, "weights_hidden", names, meaning, Policy.FLAG)
-    downgrades = context.settings.policies.downgrades
-    errors = context.compared.errors
-    if downgrades is not Policy.ALLOW and errors is not None and errors.precision_downgrade:
-        _report(context, "precision_downgrade", "outputs", "lower precision than the reference's", downgrades)
+    enforce_policies(context, referenced.reference.form)
     if candidate.activities is not None:
         origin = provenance.assess(candidate.activities, context.request.kernel, context.request.backend)
         context.evidence.provenance = origin
@@ -53,10 +49,23 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Ou
     context.evidence.unvaried = None if hidden else referenced.reference.unvaried
     message = f"right on {measured.checks} input sets"
     message += f", {hidden} of them hidden variants, random each time" if hidden else ""
+    return passed(context, message, runtime, baseline)
+
+
+def passed(context: Context, message: str, runtime: Measurement | None, baseline: Measurement | None) -> Outcome:
+    """Return a pass without evidence, unless its speedup is less certain than the settings require."""
     message += f"; not timed: {context.evidence.untimed}" if context.evidence.untimed is not None else ""
     outcome = Outcome(category=Category.PASSED, message=message, runtime=runtime, baseline=baseline)
     _enforce_error(outcome, context.settings.timing.max_error)
     return outcome
+
+
+def enforce_policies(context: Context, form: Form) -> None:
+    """Report what the comparison found about buffers and precision."""
+    _report_buffers(context, form)
+    policy, errors = context.settings.policies.downgrades, context.compared.errors
+    if policy is not Policy.ALLOW and errors is not None and errors.precision_downgrade:
+        _report(context, "precision_downgrade", "outputs", "lower precision than the reference's", policy)
 
 
 def stop(context: Context, candidate: Candidate) -> None:

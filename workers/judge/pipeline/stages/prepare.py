@@ -60,8 +60,13 @@ def _read_sources(context: Context) -> None:
     context.evidence.calls = static.calls(request.problem)
     if context.evidence.calls and context.pass_ is not None:
         raise invalid_problem("CALLS and gradients cannot be combined: state one of them")
-    if context.pass_ is not None and static.world(request.problem):
-        raise invalid_problem("WORLD and gradients cannot be combined: state one of them")
+    alone = {
+        "gradients": context.pass_ is not None,
+        "CALLS": context.evidence.calls,
+        "check()": static.check_bound(request.problem),
+    }
+    if (clashes := [name for name, is_stated in alone.items() if is_stated]) and static.world(request.problem):
+        raise invalid_problem(f"WORLD and {clashes[0]} cannot be combined: state one of them")
     given, own = context.settings.given_tolerance, static.tolerance(request.problem)
     if tolerance := given or own:
         by = "settings" if given else "problem"
