@@ -48,7 +48,7 @@ _PARTS: Final = """
 import types as _types
 _swap = _types.ModuleType("swap")
 exec(compile({swap!r}, "swap.py", "exec", dont_inherit=True), vars(_swap))
-_parts = _swap.Parts({recipe!r}, {problems!r})
+_parts = _swap.Parts({recipe!r}, {problems!r}, {operator!r})
 """
 _DRIFT: Final = """Model, get_inputs = _parts.model(mark=_swap.REFERENCE), _parts.get_inputs
 CHECK_BOUND = 0.05
@@ -226,11 +226,15 @@ class Plan:
     request: Request
     workloads: dict[str, str]
     rounds: int
+    operator: str
     id: str
 
     @classmethod
-    def of(cls, request: Request, model: str, rounds: int) -> Self:
+    def of(cls, request: Request, model: str, rounds: int, operator: str = "") -> Self:
         """Return the plan for a kernel and a recipe, which is the name of one that kqueue brings, or a file.
+
+        ``operator`` is the path of a function, by which the model's code calls it. Without it, and without OPERATOR
+        in the recipe, modules are the operator.
 
         Raise InvalidRequest if the recipe cannot be read, or the request has no source or no times.
         """
@@ -243,7 +247,7 @@ class Plan:
             raise InvalidRequest("--problem: give a file, because the model needs the source")
         recipe = sources.read_source(known.get(model, Path(model)))
         workloads = {one.name: shapes.problem_of(recipe, one) for one in shapes.read(recipe)} or {"forward": recipe}
-        return cls(Path(model).stem, request, workloads, rounds, uuid4().hex[:12])
+        return cls(Path(model).stem, request, workloads, rounds, operator, uuid4().hex[:12])
 
     def evaluation(self, role: str, workload: str = "", number: int = 0, drift: Drift | None = None) -> Request:
         """Return the request of a role: ``alone``, or one with a workload."""
@@ -255,7 +259,9 @@ class Plan:
             problem, kernel = self.request.problem, self.request.kernel
             shown = [shapes.problem_of(problem, one) for one in shapes.read(problem) if not one.held_out]
             swap = (_FOLDER / "sealed" / "swap.py").read_text()
-            parts = _PARTS.format(swap=swap, recipe=self.workloads[workload], problems=shown or [problem])
+            parts = _PARTS.format(
+                swap=swap, recipe=self.workloads[workload], problems=shown or [problem], operator=self.operator
+            )
             end, arguments = _ENDS[role]
             is_own = role in _ROUND[:2]
             fields |= {

@@ -63,11 +63,11 @@ def test_each_bad_input_has_its_words(cli: Cli) -> None:
     workloads = measure(cli, kernel, recipe(*names), status=1).workloads
     found = {one.name: str(one.ended) for one in workloads}
     for name, words in {
-        "prefill": "fails in the model (drift): runtime_error: ValueError: odd rows (in layers.0.0, called with 2",
+        "prefill": "the model (drift): runtime_error: ValueError: odd rows (in layers.0.0 (RMSNorm), called with 2",
         "not built": "model cannot be used: reference_error: Model(*get_init_inputs()) raised AssertionError",
         "absent": "never occurs in the model: 0 modules have weights of its shapes (64), and none answers as",
         "another": "none answers as it does. Relative to the largest value, layers.0.0 (RMSNorm) differs by 0.0",
-        "outside": "SHAPES: layers.0.0 is called with 130 x 64, and the problem has 128 x 64 or 8 x 64",
+        "outside": "SHAPES: layers.0.0 (RMSNorm) is called with 130 x 64, and the problem has 128 x 64 or 8 x 64",
         "too large": "the model does not fit the memory: reference_error",
         "bare": ". kqueue[effect] brings it",
     }.items():

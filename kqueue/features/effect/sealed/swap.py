@@ -4,34 +4,37 @@ It is a part of the sources that :mod:`kqueue.features.effect.effects` generates
 same way, so none needs names from another.
 """
 
+import contextlib
 import copy
 import functools
 import json
 import linecache
 import math
+import pkgutil
 import types
 
 import torch
 
-#: Largest difference of a module's answer from the operator's in fp32, relative to the largest value.
+#: Largest difference of a call's answer from the operator's in fp32, relative to the largest value.
 _SAME = 3e-5
 #: Values of a drift's second output: of the reference, and of the model with the kernel.
 REFERENCE, KERNEL = 1, 2
 
 
 class Parts:
-    """A recipe, and the problem's source for each of its shapes. None of it runs before a model is made."""
+    """A recipe, the problem's source for each of its shapes, and the operator's path if it is a function."""
 
-    def __init__(self, recipe, problems):
-        self._sources = recipe, problems
-        #: Shape, mean and standard deviation of each input of the operator's first place.
+    def __init__(self, recipe, problems, operator=""):
+        self._sources, self._operator = (recipe, problems), operator
+        #: Tensors of the operator's first call.
         self.like = []
 
     @functools.cached_property
     def modules(self):
-        """The recipe's module, and the problem's modules."""
+        """The recipe's module, the problem's modules, and the path. No source runs before a model is made."""
         recipe, problems = self._sources
-        return _imported("recipe", recipe), [_imported("operator", one) for one in problems]
+        recipe, problems = _imported("recipe", recipe), [_imported("operator", one) for one in problems]
+        return recipe, problems, self._operator or getattr(recipe, "OPERATOR", "")
 
     def get_inputs(self):
         """Return the recipe's inputs."""
@@ -39,7 +42,8 @@ class Parts:
 
     def get_operator_inputs(self):
         """Return inputs like the inputs of the operator in the model."""
-        return [mean + deviation * torch.randn(shape) for shape, mean, deviation in self.like]
+        floats = [one.is_floating_point() for one in self.like]
+        return [torch.randn_like(x) * x.std() + x.mean() if some else x for x, some in zip(self.like, floats)]
 
     def model(self, kernel=None, *, twice=False, mark=0, alone=False):
         """Return the class of a model: with a kernel, or with each call of the operator made twice.
@@ -68,17 +72,15 @@ class _Effect(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        kernel, twice, self.mark, alone = self.how
-        recipe, problems = self.parts.modules
+        kernel, twice, self.mark, self.alone = self.how
         seed = torch.initial_seed()
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-            self.model = _made(recipe.Model, _initial(recipe))
-            places = _places(self.model, recipe.get_inputs(), problems)
-        calls = [call for place in places for call in place.calls]
-        self.facts = {"places": len(places), "calls": len(calls), "shapes": sorted(set(map(_words, calls)))[:4]}
-        self.parts.like = [(one.shape, float(one.mean()), float(one.std())) for one in places[0].tensors]
+            self.model, self.places = _found(*self.parts.modules)
+        calls = [call for place in self.places for call in place.calls]
+        self.facts = {"places": len(self.places), "calls": len(calls), "shapes": sorted(set(map(_words, calls)))[:4]}
+        self.parts.like = _split(*self.places[0].first)[0]
         self._wide = []
-        for number, place in enumerate(places, 1):
+        for number, place in enumerate(self.places, 1):
             # As for a kernel alone: the same seed before the arguments and before both constructors.
             made = []
             for kind in filter(None, (place.problem.Model, kernel)):
@@ -86,28 +88,25 @@ class _Effect(torch.nn.Module):
                 arguments = _initial(place.problem)
                 torch.manual_seed((seed + number) % 2**63)
                 made.append(_made(kind, arguments))
-            _copy(made[0], place.module)
-            new = place.module
+            _copy(made[0], place.holder)
             if kernel is not None:
-                new = _Kernel(made[1], place)
-                for children in [parent._modules for parent in self.model.modules()]:
-                    children.update((name, new) for name, child in list(children.items()) if child is place.module)
-            elif twice:
-                new.forward = _doubled(new.forward)
-            if alone:
-                self.model = new
-                break
+                place.holder._modules["_kernel"] = place.kernel = made[1]
+            place.use("swapped" if kernel is not None or twice else "old")
+        if self.alone:
+            self.model = self.places[0].holder
 
     def setup(self):
         """Call the setup that a kernel declares, in each place."""
-        for module in list(self.model.modules()):
-            setup = getattr(type(getattr(module, "kernel", None)), "setup", None)
-            if isinstance(module, _Kernel) and isinstance(setup, types.FunctionType):
-                module.kernel.setup(*module.empty[: setup.__code__.co_argcount - 1])
+        for place in self.places:
+            setup = getattr(type(place.kernel), "setup", None)
+            if isinstance(setup, types.FunctionType):
+                tensors = _joined([torch.empty(shape, device="meta") for shape in place.calls[0]], place.ranks)
+                place.kernel.setup(*tensors[: setup.__code__.co_argcount - 1])
 
     def forward(self, *arguments, **keywords):
         """Return the logits, and the mark."""
-        logits = self.model(*arguments, **keywords)
+        with _in_model():
+            logits = self.places[0].again(arguments) if self.alone else self.model(*arguments, **keywords)
         if not self.mark:
             return logits
         _Effect.latest = self
@@ -125,103 +124,156 @@ class _Effect(torch.nn.Module):
         return self._wide[0](**dict(zip(named, wide))) if isinstance(inputs, dict) else self._wide[0](*wide)
 
 
-class _Kernel(torch.nn.Module):
-    """A kernel in a place."""
+class _Place:
+    """A module of the model, or a function that its code calls, with the operators that it can be.
 
-    def __init__(self, kernel, place):
-        super().__init__()
-        self.kernel = kernel
-        self._place = place.name, place.ranks, place.answers
-        self.empty = _joined([torch.empty(shape, device="meta") for shape in place.calls[0]], place.ranks)
+    An operator is a problem's module, its model, and the shapes of its inputs.
+    """
 
-    def forward(self, *arguments, **keywords):
-        """Call the kernel. The text of an exception gets the place."""
-        name, ranks, answers = self._place
-        tensors = [*arguments, *keywords.values()]
-        shapes = _words(tensor.shape for tensor in tensors)
+    #: True while the model runs. The judge's code calls functions too.
+    in_model = False
+
+    def __init__(self, name, owner, attribute, operators):
+        self.name, self.owner, self.attribute, self.old = name, owner, attribute, getattr(owner, attribute)
+        self.holder = owner if isinstance(owner, torch.nn.Module) else torch.nn.Module()
+        self.kernel, self.first = None, None
+        self.ranks = list(map(len, operators[0][2]))
+        self.operators = [one for one in operators if list(map(len, one[2])) == self.ranks]
+        #: Differences of the answers by the arguments that are no tensors, shapes of calls, of answers, and outside.
+        self.far, self.calls, self.answers, self.outside = {}, [], {}, []
+        self.use("noted")
+
+    def use(self, how):
+        """Put ``old``, ``noted`` or ``swapped`` calls in the place."""
+        self._how = getattr(self, f"_{how}", None)
+        # A function, unlike a method, gets the object if the owner is a class.
+        call = lambda *arguments, **keywords: self.call(arguments, keywords)  # noqa: E731
+        setattr(self.owner, self.attribute, self.old if how == "old" else call)
+
+    def call(self, arguments, keywords):
+        """Return the answer of a call."""
+        if self._how is None or not _Place.in_model:
+            return self.old(*arguments, **keywords)
+        how, self._how = self._how, None  # Kernels and operators can call the function too.
         try:
-            output = _parted(self.kernel(*_joined(tensors, ranks)), tensors, ranks)
-            if output.shape != (due := answers.get(shapes, output.shape)):
-                raise ValueError(f"the kernel returned {_words([output.shape])} instead of {_words([due])}")
+            return how(arguments, keywords, *_split(arguments, keywords))
+        finally:
+            self._how = how
+
+    def again(self, tensors):
+        """Return the answer of the first call with other tensors."""
+        arguments, keywords = _filled(*self.first, tensors)
+        return getattr(self.owner, self.attribute)(*arguments, **keywords)
+
+    @property
+    def problem(self):
+        """The problem with the shapes of the first call, or else the first one."""
+        given = _shapes(_joined([torch.empty(shape, device="meta") for shape in self.calls[0]], self.ranks))
+        return next((one for one, _, shapes in self.operators if shapes == given), self.operators[0][0])
+
+    def _is_within(self, tensors):
+        """Return whether all sizes are between the problem's smallest and largest ones."""
+        sizes = zip(_shapes(_joined(tensors, self.ranks)), *(shapes for _, _, shapes in self.operators))
+        return all(min(some) <= size <= max(some) for shapes in sizes for size, *some in zip(*shapes))
+
+    def _noted(self, arguments, keywords, tensors, others):
+        """Return the old answer. Note whether it is the operator's, and the shapes."""
+        output = self.old(*arguments, **keywords)
+        if others not in self.far:
+            self.far[others] = self._distance(tensors, output)
+        if self.far[others] <= _SAME:
+            self.answers[_words(_shapes(tensors))] = _shapes(_listed(output))
+            if not self._is_within(tensors):
+                self.outside.append(_shapes(_joined(tensors, self.ranks)))
+            else:
+                self.calls.append(_shapes(tensors))
+                self.first = self.first or _filled(arguments, keywords, [one.clone() for one in tensors])
+        return output
+
+    def _distance(self, tensors, output):
+        """Return the distance of the operator's answer from an output, relative to the largest value."""
+        operator = self.operators[0][1]
+        try:
+            _copy(self.holder, operator)
+            answers = _parted(operator(*_joined(tensors, self.ranks)), tensors, self.ranks)
+            pairs = zip(_listed(answers), _listed(output), strict=True)
+            return max(float((one - due).abs().max() / due.abs().max().clamp(min=1e-30)) for one, due in pairs)
+        except Exception:  # noqa: BLE001 -- such a place is another operator
+            return math.inf
+
+    def _swapped(self, arguments, keywords, tensors, others):
+        """Return the kernel's answer, whose exceptions name the place, or else the second one of two old answers."""
+        if self.far.get(others, math.inf) > _SAME or not self._is_within(tensors):
+            return self.old(*arguments, **keywords)
+        if self.kernel is None:
+            self.old(*arguments, **keywords)
+            return self.old(*arguments, **keywords)
+        words = _words(_shapes(tensors))
+        try:
+            output = _parted(self.kernel(*_joined(tensors, self.ranks)), tensors, self.ranks)
+            if (found := _shapes(_listed(output))) != (due := self.answers.get(words, found)):
+                raise ValueError(f"the kernel returned {_words(found)} instead of {_words(due)}")
         except Exception as error:
             if error.args and isinstance(error.args[0], str):
-                error.args = (f"{error.args[0]} (in {name}, called with {shapes})", *error.args[1:])
+                error.args = (f"{error.args[0]} (in {self.name}, called with {words})", *error.args[1:])
             raise
         return output
 
 
-def _doubled(call):
-    def calls(*arguments, **keywords):
-        call(*arguments, **keywords)
-        return call(*arguments, **keywords)
+def _found(recipe, problems, path):
+    """Return a recipe's model and the places of the operator, which answer as it does in fp32.
 
-    return calls
-
-
-class _Place:
-    """A module whose weights fit operators, each with its problem and the shapes of its inputs."""
-
-    def __init__(self, name, module, fitting):
-        self.name, self.module, self.fitting = name, module, fitting
-        self.problem, self.ranks = fitting[0][0], [len(shape) for shape in fitting[0][2]]
-        self.calls, self.answers, self.tensors, self.output = [], {}, [], None
-
-    def called(self, _, arguments, keywords, output):
-        """Note the shapes of a call, and the first inputs and output."""
-        tensors = [*arguments, *keywords.values()]
-        if tensors and all(map(torch.is_tensor, (*tensors, output))):
-            self.calls.append(_shapes(tensors))
-            self.answers[_words(self.calls[-1])] = output.shape
-            if self.output is None:
-                self.tensors, self.output = [tensor.clone() for tensor in tensors], output.clone()
-
-    def distance(self):
-        """Return the distance of the operator's answer from the module's, relative to the largest value."""
-        operator = self.fitting[0][1]
-        try:
-            _copy(self.module, operator)
-            answer = _parted(operator(*_joined(self.tensors, self.ranks)), self.tensors, self.ranks)
-            return float((answer - self.output).abs().max() / self.output.abs().max().clamp(min=1e-30))
-        except Exception:  # noqa: BLE001 -- such a module is another operator
-            return math.inf
-
-    def check(self):
-        """Refuse calls with other shapes than those between the problem's smallest and largest ones."""
-        for call in self.calls:
-            given = _shapes(_joined([torch.empty(shape, device="meta") for shape in call], self.ranks))
-            known = [shapes for _, _, shapes in self.fitting if list(map(len, shapes)) == list(map(len, given))]
-            sizes = [size for shape, some in zip(given, zip(*known)) for size in zip(shape, *some)]
-            if not known or any(not min(some) <= n <= max(some) for n, *some in sizes):
-                due = " or ".join(_words(shapes) for _, _, shapes in self.fitting)
-                call = f"{self.name} is called with {_words(given)}, and the problem has {due}"
-                raise LookupError(f"the model calls the operator with shapes outside the problem's SHAPES: {call}")
-            self.problem = next((one for one, _, shapes in self.fitting if shapes == given), self.problem)
-
-
-def _places(model, inputs, problems):
-    """Return the places of an operator: modules that give the same answers in fp32. Raise LookupError if unusable."""
+    Raise LookupError if there is none.
+    """
     operators = [(one, _made(one.Model, _initial(one)), _shapes(one.get_inputs())) for one in problems]
-    named = [(name, module) for name, module in model.named_modules() if name]
-    fitting = [[one for one in operators if _pairs(one[1], module) is not None] for _, module in named]
-    places = [_Place(*one, some) for one, some in zip(named, fitting) if some]
-    hooks = [place.module.register_forward_hook(place.called, with_kwargs=True) for place in places]
-    model(**inputs) if isinstance(inputs, dict) else model(*inputs)
-    for hook in hooks:
-        hook.remove()
-    found, near = [], []
-    for place in (place for place in places if place.calls):
-        if not any(place.name.startswith(f"{other.name}.") for other in found):
-            far = place.distance()
-            found += [place] * (far <= _SAME)
-            near += [f"{place.name} ({type(place.module).__name__}) differs by {far:.1g}"] * (_SAME < far < 1)
-    if not found:
-        weights = _words(weight.shape for weight in operators[0][1].parameters()) or "none"
-        why = f"{len(places)} modules have weights of its shapes ({weights}), and none answers as it does"
-        closest = f". Relative to the largest value, {', '.join(near[:3])}" if near else ""
-        raise LookupError(f"the problem's operator never occurs in the model: {why}{closest}")
-    for place in found:
-        place.check()
-    return found
+    places = [_Place(path, *_function(path), operators)] if path else []
+    model, inputs = _made(recipe.Model, _initial(recipe)), recipe.get_inputs()
+    for name, module in [] if path else list(model.named_modules()):
+        if name and (fitting := [one for one in operators if _pairs(one[1], module) is not None]):
+            places.append(_Place(f"{name} ({type(module).__name__})", module, "forward", fitting))
+    if path:
+        model._modules["_operator"] = places[0].holder
+    with torch.no_grad(), _in_model():
+        model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+    found = []
+    for place in places:
+        place.use("old")
+        if place.calls and not any(place.holder in other.holder.modules() for other in found):
+            found.append(place)
+    if found:
+        return model, found
+    for place in places:
+        for call in place.outside:
+            due = " or ".join(_words(shapes) for _, _, shapes in place.operators)
+            call = f"{place.name} is called with {_words(call)}, and the problem has {due}"
+            raise LookupError(f"the model calls the operator with shapes outside the problem's SHAPES: {call}")
+    weights = _words(weight.shape for weight in operators[0][1].parameters()) or "none"
+    why = f"{len(places)} modules have weights of its shapes ({weights}), and none answers as it does"
+    if path:
+        why = f"no call of {path} answers as it does" if places[0].far else f"it does not call {path}"
+    near = [f"{one.name} differs by {far:.1g}" for one in places for far in one.far.values() if far < 1]
+    closest = f". Relative to the largest value, {', '.join(near[:3])}" if near else ""
+    raise LookupError(f"the problem's operator never occurs in the model: {why}{closest}")
+
+
+def _function(path):
+    """Return the module or class that has a function, and the function's name."""
+    owner, _, name = path.rpartition(".")
+    try:
+        owner = pkgutil.resolve_name(owner)
+        getattr(owner, name)
+    except (AttributeError, ImportError, ValueError) as error:
+        raise LookupError(f"the operator {path} is no function: {error}") from None
+    return owner, name
+
+
+@contextlib.contextmanager
+def _in_model():
+    _Place.in_model = True
+    try:
+        yield
+    finally:
+        _Place.in_model = False
 
 
 def _imported(name, source):
@@ -249,6 +301,24 @@ def _shapes(given):
     return [tuple(one.shape) for one in (given.values() if isinstance(given, dict) else given) if torch.is_tensor(one)]
 
 
+def _split(arguments, keywords):
+    """Return the tensors among a call's arguments, and a text of the others."""
+    values = [*arguments, *keywords.values()]
+    others = [... if torch.is_tensor(one) else one for one in values]
+    return [one for one in values if torch.is_tensor(one)], f"{others} {list(keywords)}"
+
+
+def _filled(arguments, keywords, tensors):
+    """Return a call's arguments with other tensors."""
+    left = iter(tensors)
+    values = [next(left) if torch.is_tensor(one) else one for one in (*arguments, *keywords.values())]
+    return values[: len(arguments)], dict(zip(keywords, values[len(arguments) :]))
+
+
+def _listed(output):
+    return [output] if torch.is_tensor(output) else list(output)
+
+
 def _joined(tensors, ranks):
     """Return tensors whose first dimensions are joined, so that they have as many as the operator's inputs."""
     pairs = zip(tensors, ranks, strict=True)
@@ -257,6 +327,8 @@ def _joined(tensors, ranks):
 
 def _parted(output, tensors, ranks):
     """Return an output with the dimensions that were joined."""
+    if not torch.is_tensor(output):
+        return tuple(_parted(one, tensors, ranks) for one in output)
     joined = tensors[0].shape[: tensors[0].dim() - ranks[0] + 1]
     return output.reshape(*joined, *output.shape[1:]) if len(joined) > 1 else output
 
