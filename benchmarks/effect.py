@@ -35,6 +35,7 @@ from typing import Any
 from speed import about, fleet
 
 from kqueue import Client, Request, Verdict
+from kqueue.contract import Priority
 from kqueue.errors import InvalidRequest
 from kqueue.features.duel.duels import Trial
 from kqueue.features.effect import effects
@@ -63,48 +64,29 @@ SIZES = {
 }
 #: Modules that sealed processes import. They cannot write the bytecode.
 IMPORTS = "import transformers as t; t.LlamaForCausalLM, t.MixtralForCausalLM, t.ViTForImageClassification"
-#: A problem by the body of its class.
-PROBLEM = """
-import torch
-class Model(torch.nn.Module):
-{body}
-def get_inputs():
-    return [torch.randn({rows}, {width})]
-def get_init_inputs():
-    return [{width}]
-"""
-PLAIN = """    def __init__(self, width):
+#: A class by its name, the statement of its constructor, and its forward.
+CLASS = """
+class {}(torch.nn.Module):
+    def __init__(self, width):
         super().__init__()
+        {}
     def forward(self, x):
         {}
 """
-RMS = """    def __init__(self, width):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(width))
-    def forward(self, x):
-        {}
-"""
-LAYER = """    def __init__(self, width):
-        super().__init__()
-        self.norm = torch.nn.LayerNorm(width, eps=1e-12)
-    def forward(self, x):
-        {}
-"""
-#: Bodies of operators, as transformers has them.
+INPUTS = "def get_inputs():\n    return [torch.randn({0}, {1})]\ndef get_init_inputs():\n    return [{1}]\n"
+#: The constructor and the forward of each operator, as transformers has them.
 OPERATORS = {
-    "rms_norm": RMS.format(
-        "y = x.to(torch.float32)\n"
-        "        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)\n"
-        "        return self.weight * y.to(x.dtype)"
+    "rms_norm": (
+        "self.weight = torch.nn.Parameter(torch.ones(width))",
+        "y = x.float(); y = y * torch.rsqrt(y.pow(2).mean(-1, True) + 1e-6); return self.weight * y.to(x.dtype)",
     ),
-    "silu": PLAIN.format("return torch.nn.functional.silu(x)"),
-    "layer_norm": LAYER.format("return self.norm(x)"),
-    "gelu": PLAIN.format("return torch.nn.functional.gelu(x)"),
-    "slow_silu": PLAIN.format("torch.nn.functional.silu(x)\n        return torch.nn.functional.silu(x)"),
+    "silu": ("pass", "return torch.nn.functional.silu(x)"),
+    "layer_norm": ("self.norm = torch.nn.LayerNorm(width, eps=1e-12)", "return self.norm(x)"),
+    "gelu": ("pass", "return torch.nn.functional.gelu(x)"),
+    "slow_silu": ("pass", "torch.nn.functional.silu(x); return torch.nn.functional.silu(x)"),
 }
 #: Operators that are replaced by the function that the model's code calls, and not by modules.
 FUNCTIONS = {"gelu": "torch.nn.functional.gelu"}
-COARSE = "(32 * y).round().div(32).to(x.dtype)"
 TRITON = """
 import triton
 import triton.language as tl
@@ -118,36 +100,27 @@ def normalize(x_ptr, weight_ptr, out_ptr, columns, BLOCK: tl.constexpr):
     y = y.to(out_ptr.dtype.element_ty) * tl.load(weight_ptr + offsets, mask=mask, other=0.0)
     tl.store(out_ptr + at, y, mask=mask)
 """
-#: Kernels: operator, text before the class, and its body.
+#: The operator and the forward of each kernel. The coarse one rounds as a smaller format would.
 KERNELS = {
-    "fused_rms_norm": (
-        "rms_norm",
-        "",
-        RMS.format("return torch.nn.functional.rms_norm(x, x.shape[1:], self.weight, 1e-6)"),
-    ),
+    "fused_rms_norm": ("rms_norm", "return torch.nn.functional.rms_norm(x, x.shape[1:], self.weight, 1e-6)"),
     "triton_rms_norm": (
         "rms_norm",
-        TRITON,
-        RMS.format(
-            "x = x.contiguous()\n        out = torch.empty_like(x)\n        n = x.shape[1]\n"
-            "        normalize[(x.shape[0],)](x, self.weight, out, n, BLOCK=triton.next_power_of_2(n), num_warps=8)\n"
-            "        return out"
+        (
+            "x = x.contiguous(); out = torch.empty_like(x); n = x.shape[1]; normalize[(x.shape[0],)]"
+            "(x, self.weight, out, n, BLOCK=triton.next_power_of_2(n), num_warps=8); return out"
         ),
     ),
-    "eager_silu": ("silu", "", PLAIN.format("return x * torch.sigmoid(x.float()).to(x.dtype)")),
-    "eager_gelu": ("gelu", "", PLAIN.format("return 0.5 * x * (1 + torch.erf(x.float() * 0.5**0.5)).to(x.dtype)")),
+    "eager_silu": ("silu", "return x * torch.sigmoid(x.float()).to(x.dtype)"),
+    "eager_gelu": ("gelu", "return 0.5 * x * (1 + torch.erf(x.float() * 0.5**0.5)).to(x.dtype)"),
     "eager_layer_norm": (
         "layer_norm",
-        "",
-        LAYER.format(
-            "y = x.float()\n        y = y - y.mean(-1, keepdim=True)\n"
-            "        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-12)\n"
-            "        return (y * self.norm.weight + self.norm.bias).to(x.dtype)"
+        (
+            "y = x.float(); y = y - y.mean(-1, True); y = y * torch.rsqrt(y.square().mean(-1, True) + 1e-12); "
+            "return (y * self.norm.weight + self.norm.bias).to(x.dtype)"
         ),
     ),
-    "half_silu": ("slow_silu", "", OPERATORS["silu"]),
-    # Rounds to multiples of 1/32, as a kernel with a smaller format would.
-    "coarse_rms_norm": ("rms_norm", "", OPERATORS["rms_norm"].replace("y.to(x.dtype)", COARSE)),
+    "half_silu": ("slow_silu", "return torch.nn.functional.silu(x)"),
+    "coarse_rms_norm": ("rms_norm", OPERATORS["rms_norm"][1].replace("y.to", "(32 * y).round().div(32).to")),
 }
 #: Kernels that are measured in each model, with the conditions that their effects have to meet.
 MEASURED = {
@@ -175,7 +148,7 @@ class Model(_Fast):
 
 def plan(folder: Path, lane: str, model: str, kernel: str, rounds: int) -> Plan:
     """Return the plan for a kernel, or an operator as its own kernel, in the first workload of a model."""
-    operator, head, body = KERNELS.get(kernel, (kernel, "", OPERATORS.get(kernel, "")))
+    operator, body = KERNELS.get(kernel) or (kernel, OPERATORS[kernel][1])
     is_norm = operator in ("rms_norm", "layer_norm")
     rows, width = (NORMS if is_norm else ACTIVATIONS)[model]
     recipe = (Path(effects.__file__).parent / "recipes" / f"{model}.py").read_text()
@@ -183,14 +156,12 @@ def plan(folder: Path, lane: str, model: str, kernel: str, rounds: int) -> Plan:
         recipe = recipe.replace(old, new)
     if lane == "cpu":
         rows, width = SMALL_ROWS[model][not is_norm], 64 if is_norm else 96
-    if operator == "slow_silu":
-        recipe += SLOW
     file = folder / f"{model}-{operator}.py"
-    file.write_text(recipe)
-    source = f"import torch\n{head}\nclass ModelNew(torch.nn.Module):\n{body}"
+    file.write_text(recipe + SLOW * (operator == "slow_silu"))
+    source = "import torch\n" + TRITON * ("normalize[" in body) + CLASS.format("ModelNew", OPERATORS[operator][0], body)
     request = Request.model_validate(
         {
-            "problem": PROBLEM.format(body=OPERATORS[operator], rows=rows, width=width),
+            "problem": "import torch\n" + CLASS.format("Model", *OPERATORS[operator]) + INPUTS.format(rows, width),
             "kernel": source,
             "backend": guess_backend(source),
             "lane": lane,
@@ -297,7 +268,7 @@ def main() -> int:
                 due = [(role, 100 + one) for one in (number, number + 1) for role in roles]
                 requests = [made.evaluation(role, next(iter(made.workloads)), one) for role, one in due]
                 try:
-                    answers = judge([one.model_copy(update={"priority": "idle"}) for one in requests])
+                    answers = judge([one.model_copy(update={"priority": Priority.IDLE}) for one in requests])
                 except Exception:  # noqa: BLE001 -- the fleet has ended
                     return
                 for (role, _), answer in zip(due, answers, strict=True):
