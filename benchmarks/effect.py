@@ -46,16 +46,19 @@ from kqueue.judging import guess_backend
 NORMS = {"llama": (2048, 2048), "mixture": (2048, 1024), "vision": (64 * 197, 768)}
 ACTIVATIONS = {"llama": (2048, 5632), "mixture": (4096, 3584), "vision": (64 * 197, 3072)}
 SMALL_ROWS = {"llama": (64, 64), "mixture": (64, 128), "vision": (10, 10)}
+LAYERS = '64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8'
 #: Changes of the recipes by lane: two layers and fewer tokens in the vocabulary, or a small model.
 SIZES = {
     "gpu": {
-        "5632, 8, 32, 32000": "5632, 2, 32, 2048",
-        "3584, 6, 16, 32000": "3584, 2, 16, 2048",
+        '"num_hidden_layers": 8': '"num_hidden_layers": 2',
+        '"num_hidden_layers": 6': '"num_hidden_layers": 2',
+        "vocab_size=32000": "vocab_size=2048",
         '"image_size": 224}': '"image_size": 224, "num_hidden_layers": 2}',
     },
     "cpu": {
-        "= 2048, 5632, 8, 32, 32000": "= 64, 96, 2, 8, 200",
-        "= 1024, 3584, 6, 16, 32000": "= 64, 96, 2, 8, 200",
+        '2048, "intermediate_size": 5632, "num_hidden_layers": 8, "num_attention_heads": 32': LAYERS,
+        '1024, "intermediate_size": 3584, "num_hidden_layers": 6, "num_attention_heads": 16': LAYERS,
+        "vocab_size=32000": "vocab_size=200",
         '"tokens": 2048': '"tokens": 64',
         '"image_size": 224}': '"image_size": 32, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, '
         '"num_attention_heads": 4}',
@@ -63,7 +66,7 @@ SIZES = {
     },
 }
 #: Modules that sealed processes import. They cannot write the bytecode.
-IMPORTS = "import transformers as t; t.LlamaForCausalLM, t.MixtralForCausalLM, t.ViTForImageClassification"
+IMPORTS = "from transformers import LlamaForCausalLM, MixtralForCausalLM, ViTForImageClassification"
 #: A class by its name, the statement of its constructor, and its forward.
 CLASS = """
 class {}(torch.nn.Module):
@@ -83,7 +86,7 @@ OPERATORS = {
     "silu": ("pass", "return torch.nn.functional.silu(x)"),
     "layer_norm": ("self.norm = torch.nn.LayerNorm(width, eps=1e-12)", "return self.norm(x)"),
     "gelu": ("pass", "return torch.nn.functional.gelu(x)"),
-    "slow_silu": ("pass", "torch.nn.functional.silu(x); return torch.nn.functional.silu(x)"),
+    "slow_silu": ("pass", "return [torch.nn.functional.silu(x) for _ in range(2)][1]"),
 }
 #: Operators that are replaced by the function that the model's code calls, and not by modules.
 FUNCTIONS = {"gelu": "torch.nn.functional.gelu"}
@@ -151,7 +154,9 @@ def plan(folder: Path, lane: str, model: str, kernel: str, rounds: int) -> Plan:
     operator, body = KERNELS.get(kernel) or (kernel, OPERATORS[kernel][1])
     is_norm = operator in ("rms_norm", "layer_norm")
     rows, width = (NORMS if is_norm else ACTIVATIONS)[model]
-    recipe = (Path(effects.__file__).parent / "recipes" / f"{model}.py").read_text()
+    parts = Path(effects.__file__).parent
+    recipe = (parts / "recipes" / f"{model}.py").read_text()
+    recipe += (parts / "sealed" / "language.py").read_text() * ("LANGUAGE = " in recipe)
     for old, new in SIZES[lane].items():
         recipe = recipe.replace(old, new)
     if lane == "cpu":
@@ -194,9 +199,7 @@ class Judge:
             self._known[key].set_result(verdict)
             role = key[2].split()[-2]
             if role != "drift" and not (isinstance(verdict, Verdict) and verdict.passed):
-                self.failures[
-                    f"{role}: {getattr(verdict, 'category', 'refused')}: {getattr(verdict, 'message', verdict)}"
-                ] += 1
+                self.failures[f"{role}: {getattr(verdict, 'message', verdict)}"] += 1
             if isinstance(verdict, Verdict):
                 seconds = {"from_submission": (verdict.finished_at - verdict.submitted_at).total_seconds()}
                 self.stages[role].append(seconds | (verdict.evidence.durations_s or {}))
@@ -206,11 +209,8 @@ class Judge:
 def figures(kind: str, found: Effect) -> dict[str, Any]:
     """Return an effect as a record."""
     [one] = found.workloads or [effects.Workload(name="", ended=str(found.verdict["message"]))]
-    ratios = {name: getattr(one, name) for name in ("longer", "operator", "predicted", "measured")}
-    known = {"kind": kind, "model": found.model, "kernel": found.kernel, "time_ms": one.time_ms}
-    known |= {name: ratio and ratio.model_dump() for name, ratio in ratios.items()}
-    known |= {"drift": one.drift and one.drift.model_dump(), "ended": one.ended or one.unpredicted}
-    return known | {"right": is_right(kind, one), "words": list(found.words())}
+    known = {"kind": kind, "model": found.model, "kernel": found.kernel, "right": is_right(kind, one)}
+    return known | {"words": list(found.words())} | one.model_dump(mode="json")
 
 
 def is_right(kind: str, one: effects.Workload) -> bool:
@@ -286,8 +286,8 @@ def main() -> int:
             some = [one["right"] for one in records if one["kind"] == kind]
             summary[kind] = {"due": sum(one[0] == kind for one in due), "measured": len(some), "right": sum(some)}
         swapped = swaps(trials)
-        summary["itself"] = {"due": SWAPS * bool(itself), "measured": len(swapped)}
-        summary["itself"]["right"] = sum(one["right"] for one in swapped)
+        right = sum(one["right"] for one in swapped)
+        summary["itself"] = {"due": SWAPS * bool(itself), "measured": len(swapped), "right": right}
         summary["evaluations"] = {role: len(some) for role, some in judge.stages.items()}
         summary["failures"] = judge.failures
         summary["stages"] = {role: means(some) for role, some in judge.stages.items()}

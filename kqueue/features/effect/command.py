@@ -19,9 +19,7 @@ def effect(
     problem: Annotated[str, typer.Option("--problem", "-p", metavar="FILE", help="File with the reference.")],
     model: Annotated[str, typer.Option(metavar="NAME|FILE", help="Recipe: llama, mixture, vision, or a file.")],
     rounds: Annotated[int, typer.Option(min=1, max=40, help="Number of times that each model is timed.")] = 3,
-    operator: Annotated[
-        str, typer.Option(metavar="PATH", help="Function to replace: torch.nn.functional.silu. Default: modules.")
-    ] = "",
+    operator: Annotated[str, typer.Option(metavar="PATH", help="Function to replace, instead of modules.")] = "",
     backend: options.Backend = None,
     device: options.Device = None,
     fleet: options.Fleet = False,

@@ -4,7 +4,6 @@ It is a part of the sources that :mod:`kqueue.features.effect.effects` generates
 same way, so none needs names from another.
 """
 
-import contextlib
 import copy
 import functools
 import json
@@ -17,17 +16,15 @@ import torch
 
 #: Largest difference of a call's answer from the operator's in fp32, relative to the largest value.
 _SAME = 3e-5
-#: Values of a drift's second output: of the reference, and of the model with the kernel.
-REFERENCE, KERNEL = 1, 2
 
 
 class Parts:
-    """A recipe, the problem's source for each of its shapes, and the operator's path if it is a function."""
+    """A recipe, the problem's source for each of its shapes, the operator's path if it is a function, and the role."""
 
-    def __init__(self, recipe, problems, operator=""):
-        self._sources, self._operator = (recipe, problems), operator
-        #: Tensors of the operator's first call.
-        self.like = []
+    def __init__(self, recipe, problems, operator, role):
+        self._sources, self._operator, self.role = (recipe, problems), operator, role
+        #: The model whose forward was called last, and tensors of the operator's first call.
+        self.latest, self.like = None, []
 
     @functools.cached_property
     def modules(self):
@@ -37,62 +34,45 @@ class Parts:
         return recipe, problems, self._operator or getattr(recipe, "OPERATOR", "")
 
     def get_inputs(self):
-        """Return the recipe's inputs."""
-        return self.modules[0].get_inputs()
-
-    def get_operator_inputs(self):
-        """Return inputs like the inputs of the operator in the model."""
+        """Return the recipe's inputs, or inputs like the inputs of the operator in the model."""
+        if self.role != "operator":
+            return self.modules[0].get_inputs()
         floats = [one.is_floating_point() for one in self.like]
         return [torch.randn_like(x) * x.std() + x.mean() if some else x for x, some in zip(self.like, floats)]
 
-    def model(self, kernel=None, *, twice=False, mark=0, alone=False):
-        """Return the class of a model: with a kernel, or with each call of the operator made twice.
-
-        ``mark`` is the value of a second output, or 0 for none. If ``alone``, the first place is the whole model.
-        """
-        return type("Model", (_Effect,), {"parts": self, "how": (kernel, twice, mark, alone)})
+    def model(self, kernel=None):
+        """Return the class of the role's model, with a kernel in the places."""
+        return type("Model", (_Effect,), {"parts": self, "kind": kernel})
 
     def check(self, reference_outputs, outputs, inputs):
         """Return whether outputs are the reference's, or the drift of the model with the kernel in JSON."""
         (logits, _), (found, mark) = reference_outputs, outputs
-        if int(mark) != KERNEL:
+        if int(mark) != 2:
             far, usual = (float(one.double().square().mean()) for one in (found - logits, logits))
-            return int(mark) == REFERENCE and far <= 0.05**2 * usual  # CHECK_BOUND of the problem
-        model = _Effect.latest
-        return json.dumps(
-            model.facts | {"kernel": _distance(logits, found), "own": _distance(model.wide(inputs), logits)}
-        )
+            return int(mark) == 1 and far <= 0.05**2 * usual  # CHECK_BOUND of the problem
+        own = _distance(self.latest.wide(inputs), logits)
+        return json.dumps(self.latest.facts | {"kernel": _distance(logits, found), "own": own})
 
 
 class _Effect(torch.nn.Module):
     """A recipe's model, whose operator has the weights of the problem's constructor, like a kernel."""
 
-    #: The model whose forward was called last.
-    latest = None
-
     def __init__(self):
         super().__init__()
-        kernel, twice, self.mark, self.alone = self.how
-        seed = torch.initial_seed()
+        seed, self._wide = torch.initial_seed(), []
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
             self.model, self.places = _found(*self.parts.modules)
         calls = [call for place in self.places for call in place.calls]
         self.facts = {"places": len(self.places), "calls": len(calls), "shapes": sorted(set(map(_words, calls)))[:4]}
         self.parts.like = _split(*self.places[0].first)[0]
-        self._wide = []
         for number, place in enumerate(self.places, 1):
-            # As for a kernel alone: the same seed before the arguments and before both constructors.
-            made = []
-            for kind in filter(None, (place.problem.Model, kernel)):
-                torch.manual_seed((seed + number) % 2**63)
-                arguments = _initial(place.problem)
-                torch.manual_seed((seed + number) % 2**63)
-                made.append(_made(kind, arguments))
+            made = [_made(kind, place.problem, seed + number) for kind in (place.problem.Model, self.kind) if kind]
             _copy(made[0], place.holder)
-            if kernel is not None:
+            if self.kind:
                 place.holder._modules["_kernel"] = place.kernel = made[1]
-            place.use("swapped" if kernel is not None or twice else "old")
-        if self.alone:
+            if self.kind or self.parts.role == "twice":
+                place.use(place.swapped)
+        if self.parts.role == "operator":
             self.model = self.places[0].holder
 
     def setup(self):
@@ -100,58 +80,53 @@ class _Effect(torch.nn.Module):
         for place in self.places:
             setup = getattr(type(place.kernel), "setup", None)
             if isinstance(setup, types.FunctionType):
-                tensors = _joined([torch.empty(shape, device="meta") for shape in place.calls[0]], place.ranks)
-                place.kernel.setup(*tensors[: setup.__code__.co_argcount - 1])
+                empty = _joined([torch.empty(shape, device="meta") for shape in place.calls[0]], place.ranks)
+                place.kernel.setup(*empty[: setup.__code__.co_argcount - 1])
 
     def forward(self, *arguments, **keywords):
-        """Return the logits, and the mark."""
-        with _in_model():
-            logits = self.places[0].again(arguments) if self.alone else self.model(*arguments, **keywords)
-        if not self.mark:
+        """Return the logits, and for a drift a mark: 1, or 2 with a kernel."""
+        inputs = keywords or arguments
+        if self.parts.role == "operator":
+            return _called(self.places[0].again, inputs)
+        logits = _called(self.model, inputs)
+        if self.parts.role != "drift":
             return logits
-        _Effect.latest = self
-        if self.mark == REFERENCE:
-            self.wide(keywords or arguments)  # The first call decides how much memory the process can use.
-        return logits, torch.full((1,), self.mark, device=logits.device)
+        self.parts.latest = self
+        if self.kind is None:
+            self.wide(inputs)  # The first call decides how much memory the process can use.
+        return logits, torch.full((1,), 2 if self.kind else 1, device=logits.device)
 
     def wide(self, inputs):
         """Return the logits with the same weights in fp32."""
-        if not self._wide:
-            self._wide.append(copy.deepcopy(self.model).float())
-        named = inputs if isinstance(inputs, dict) else dict(enumerate(inputs))
-        floats = [torch.is_tensor(value) and value.is_floating_point() for value in named.values()]
-        wide = [value.float() if is_float else value for value, is_float in zip(named.values(), floats)]
-        return self._wide[0](**dict(zip(named, wide))) if isinstance(inputs, dict) else self._wide[0](*wide)
+        self._wide = self._wide or [copy.deepcopy(self.model).float()]
+        named = inputs.items() if isinstance(inputs, dict) else enumerate(inputs)
+        wide = {n: one.float() if torch.is_tensor(one) and one.is_floating_point() else one for n, one in named}
+        return _called(self._wide[0], wide if isinstance(inputs, dict) else wide.values())
 
 
 class _Place:
-    """A module of the model, or a function that its code calls, with the operators that it can be.
+    """A module, or a function that the model calls, with operators: a problem's module, its model, and shapes."""
 
-    An operator is a problem's module, its model, and the shapes of its inputs.
-    """
-
-    #: True while the model runs. The judge's code calls functions too.
     in_model = False
 
     def __init__(self, name, owner, attribute, operators):
         self.name, self.owner, self.attribute, self.old = name, owner, attribute, getattr(owner, attribute)
         self.holder = owner if isinstance(owner, torch.nn.Module) else torch.nn.Module()
-        self.kernel, self.first = None, None
+        self.kernel, self.first, self.problem = None, None, operators[0][0]
         self.ranks = list(map(len, operators[0][2]))
         self.operators = [one for one in operators if list(map(len, one[2])) == self.ranks]
         #: Differences of the answers by the arguments that are no tensors, shapes of calls, of answers, and outside.
         self.far, self.calls, self.answers, self.outside = {}, [], {}, []
-        self.use("noted")
+        self.use(self._noted)
 
     def use(self, how):
-        """Put ``old``, ``noted`` or ``swapped`` calls in the place."""
-        self._how = getattr(self, f"_{how}", None)
+        """Make each call of the place by a method, or as before."""
+        self._how = how
         # A function, unlike a method, gets the object if the owner is a class.
-        call = lambda *arguments, **keywords: self.call(arguments, keywords)  # noqa: E731
-        setattr(self.owner, self.attribute, self.old if how == "old" else call)
+        call = lambda *arguments, **keywords: self._call(arguments, keywords)  # noqa: E731
+        setattr(self.owner, self.attribute, call if how else self.old)
 
-    def call(self, arguments, keywords):
-        """Return the answer of a call."""
+    def _call(self, arguments, keywords):
         if self._how is None or not _Place.in_model:
             return self.old(*arguments, **keywords)
         how, self._how = self._how, None  # Kernels and operators can call the function too.
@@ -160,20 +135,14 @@ class _Place:
         finally:
             self._how = how
 
-    def again(self, tensors):
+    def again(self, *tensors):
         """Return the answer of the first call with other tensors."""
         arguments, keywords = _filled(*self.first, tensors)
         return getattr(self.owner, self.attribute)(*arguments, **keywords)
 
-    @property
-    def problem(self):
-        """The problem with the shapes of the first call, or else the first one."""
-        given = _shapes(_joined([torch.empty(shape, device="meta") for shape in self.calls[0]], self.ranks))
-        return next((one for one, _, shapes in self.operators if shapes == given), self.operators[0][0])
-
-    def _is_within(self, tensors):
+    def _is_within(self, given):
         """Return whether all sizes are between the problem's smallest and largest ones."""
-        sizes = zip(_shapes(_joined(tensors, self.ranks)), *(shapes for _, _, shapes in self.operators))
+        sizes = zip(given, *(shapes for _, _, shapes in self.operators))
         return all(min(some) <= size <= max(some) for shapes in sizes for size, *some in zip(*shapes))
 
     def _noted(self, arguments, keywords, tensors, others):
@@ -183,11 +152,12 @@ class _Place:
             self.far[others] = self._distance(tensors, output)
         if self.far[others] <= _SAME:
             self.answers[_words(_shapes(tensors))] = _shapes(_listed(output))
-            if not self._is_within(tensors):
-                self.outside.append(_shapes(_joined(tensors, self.ranks)))
-            else:
-                self.calls.append(_shapes(tensors))
-                self.first = self.first or _filled(arguments, keywords, [one.clone() for one in tensors])
+            given = _shapes(_joined(tensors, self.ranks))
+            is_within = self._is_within(given)
+            (self.calls if is_within else self.outside).append(_shapes(tensors) if is_within else given)
+            if is_within and self.first is None:
+                self.first = _filled(arguments, keywords, [one.clone() for one in tensors])
+                self.problem = next((one for one, _, shapes in self.operators if shapes == given), self.problem)
         return output
 
     def _distance(self, tensors, output):
@@ -201,16 +171,17 @@ class _Place:
         except Exception:  # noqa: BLE001 -- such a place is another operator
             return math.inf
 
-    def _swapped(self, arguments, keywords, tensors, others):
+    def swapped(self, arguments, keywords, tensors, others):
         """Return the kernel's answer, whose exceptions name the place, or else the second one of two old answers."""
-        if self.far.get(others, math.inf) > _SAME or not self._is_within(tensors):
+        is_operator = self.far.get(others, math.inf) <= _SAME
+        if not is_operator or not self._is_within(_shapes(joined := _joined(tensors, self.ranks))):
             return self.old(*arguments, **keywords)
         if self.kernel is None:
             self.old(*arguments, **keywords)
             return self.old(*arguments, **keywords)
         words = _words(_shapes(tensors))
         try:
-            output = _parted(self.kernel(*_joined(tensors, self.ranks)), tensors, self.ranks)
+            output = _parted(self.kernel(*joined), tensors, self.ranks)
             if (found := _shapes(_listed(output))) != (due := self.answers.get(words, found)):
                 raise ValueError(f"the kernel returned {_words(found)} instead of {_words(due)}")
         except Exception as error:
@@ -221,23 +192,24 @@ class _Place:
 
 
 def _found(recipe, problems, path):
-    """Return a recipe's model and the places of the operator, which answer as it does in fp32.
-
-    Raise LookupError if there is none.
-    """
-    operators = [(one, _made(one.Model, _initial(one)), _shapes(one.get_inputs())) for one in problems]
-    places = [_Place(path, *_function(path), operators)] if path else []
-    model, inputs = _made(recipe.Model, _initial(recipe)), recipe.get_inputs()
+    """Return a recipe's model and the operator's places, which answer as it does in fp32, or raise LookupError."""
+    operators = [(one, _made(one.Model, one), _shapes(one.get_inputs())) for one in problems]
+    owner, _, function = path.rpartition(".")
+    try:
+        places = [_Place(path, pkgutil.resolve_name(owner), function, operators)] if path else []
+    except (AttributeError, ImportError, ValueError) as error:
+        raise LookupError(f"the operator {path} is no function: {error}") from None
+    model, inputs = _made(recipe.Model, recipe), recipe.get_inputs()
     for name, module in [] if path else list(model.named_modules()):
         if name and (fitting := [one for one in operators if _pairs(one[1], module) is not None]):
             places.append(_Place(f"{name} ({type(module).__name__})", module, "forward", fitting))
     if path:
         model._modules["_operator"] = places[0].holder
-    with torch.no_grad(), _in_model():
-        model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+    with torch.no_grad():
+        _called(model, inputs)
     found = []
     for place in places:
-        place.use("old")
+        place.use(None)
         if place.calls and not any(place.holder in other.holder.modules() for other in found):
             found.append(place)
     if found:
@@ -256,26 +228,6 @@ def _found(recipe, problems, path):
     raise LookupError(f"the problem's operator never occurs in the model: {why}{closest}")
 
 
-def _function(path):
-    """Return the module or class that has a function, and the function's name."""
-    owner, _, name = path.rpartition(".")
-    try:
-        owner = pkgutil.resolve_name(owner)
-        getattr(owner, name)
-    except (AttributeError, ImportError, ValueError) as error:
-        raise LookupError(f"the operator {path} is no function: {error}") from None
-    return owner, name
-
-
-@contextlib.contextmanager
-def _in_model():
-    _Place.in_model = True
-    try:
-        yield
-    finally:
-        _Place.in_model = False
-
-
 def _imported(name, source):
     """Return a new module with a source, whose lines tracebacks show."""
     module, file = types.ModuleType(name), f"{name}.py"
@@ -284,16 +236,25 @@ def _imported(name, source):
     return module
 
 
-def _initial(module):
-    return module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
-
-
-def _made(kind, given):
-    """Return an object of a class with arguments in the forms of `get_init_inputs()`."""
+def _made(kind, module, seed=None):
+    """Return an object of a class with a module's arguments. As for a kernel alone, both have the same seed."""
+    seed = torch.initial_seed() if seed is None else seed % 2**63
+    torch.manual_seed(seed)
+    given = module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
+    torch.manual_seed(seed)
     if isinstance(given, dict):
         return kind(**given)
     is_split = len(given) == 2 and isinstance(given[0], list) and isinstance(given[1], dict)
     return kind(*given[0], **given[1]) if is_split else kind(*given)
+
+
+def _called(model, inputs):
+    """Return the answer of a model. Places take no other calls, such as the judge's calls of a function."""
+    _Place.in_model = True
+    try:
+        return model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+    finally:
+        _Place.in_model = False
 
 
 def _shapes(given):
@@ -302,7 +263,7 @@ def _shapes(given):
 
 
 def _split(arguments, keywords):
-    """Return the tensors among a call's arguments, and a text of the others."""
+    """Return the tensors among a call's arguments, and all other arguments as text."""
     values = [*arguments, *keywords.values()]
     others = [... if torch.is_tensor(one) else one for one in values]
     return [one for one in values if torch.is_tensor(one)], f"{others} {list(keywords)}"
