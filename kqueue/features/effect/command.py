@@ -19,6 +19,7 @@ def effect(
     problem: Annotated[str, typer.Option("--problem", "-p", metavar="FILE", help="File with the reference.")],
     model: Annotated[str, typer.Option(metavar="NAME|FILE", help="Recipe: llama, mixture, vision, or a file.")],
     rounds: Annotated[int, typer.Option(min=1, max=40, help="Number of times that each model is timed.")] = 3,
+    operator: Annotated[str, typer.Option(metavar="PATH", help="Function to replace, instead of modules.")] = "",
     backend: options.Backend = None,
     device: options.Device = None,
     fleet: options.Fleet = False,
@@ -38,7 +39,7 @@ def effect(
     fields: dict[str, Any] = {**sources.read_problem(problem), "settings": tree, "priority": "batch"}
     if lane is not None:
         fields["lane"] = lane
-    plan = Plan.of(options.of_file(kernel, backend, fields), model, rounds=rounds)
+    plan = Plan.of(options.of_file(kernel, backend, fields), model, rounds, operator)
     with make_bar(quiet=as_json) as bar:
         task = bar.add_task("waiting", total=1 + len(plan.workloads) * (2 + 3 * rounds))
 

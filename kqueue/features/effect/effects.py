@@ -43,29 +43,16 @@ from kqueue.figures import is_noisy
 NAMED: Final = 0.01
 _FOLDER: Final = Path(__file__).parent
 _ROUND: Final = ("original", "twice", "kernel")
-#: Beginning of each generated source. A kernel's own source precedes it.
+#: The code of problems and of kernels: parts, models, and the check of a drift. A kernel's own source precedes it.
 _PARTS: Final = """
-import types as _types
-_swap = _types.ModuleType("swap")
-exec(compile({swap!r}, "swap.py", "exec", dont_inherit=True), vars(_swap))
-_parts = _swap.Parts({recipe!r}, {problems!r})
+exec(compile({!r}, "swap.py", "exec", dont_inherit=True), _swap := {{"__name__": "swap"}})
+_parts = _swap["Parts"]({!r}, {!r}, {!r}, {!r})
 """
-_DRIFT: Final = """Model, get_inputs = _parts.model(mark=_swap.REFERENCE), _parts.get_inputs
-CHECK_BOUND = 0.05
-
-
+_PROBLEM: Final = "Model, get_inputs = _parts.model(), _parts.get_inputs\n"
+_CHECK: Final = """CHECK_BOUND = 0.05
 def check(reference_outputs, outputs, inputs):
     return _parts.check(reference_outputs, outputs, inputs)
 """
-_TIMED: Final = "Model, get_inputs = _parts.model(), _parts.get_inputs\n"
-#: The ends of problem and kernel of each evaluation with a recipe.
-_ENDS: Final = {
-    "operator": ("Model, get_inputs = _parts.model(alone=True), _parts.get_operator_inputs\n", "ModelNew, alone=True"),
-    "drift": (_DRIFT, "ModelNew, mark=_swap.KERNEL"),
-    "original": (_TIMED, ""),
-    "twice": (_TIMED, "twice=True"),
-    "kernel": (_TIMED, "ModelNew"),
-}
 
 
 class Ratio(BaseModel):
@@ -108,10 +95,7 @@ class Ratio(BaseModel):
 
 
 class Distance(BaseModel):
-    """The distance of logits at ``tops`` positions: changed top tokens, mean KL divergence, largest difference.
-
-    ``usual`` is the root mean square of a logit.
-    """
+    """The distance of logits, whose root mean square is ``usual``, at ``tops`` positions."""
 
     tops: int
     changed: int
@@ -181,10 +165,7 @@ class Workload(BaseModel):
 
 
 class Effect(BaseModel):
-    """The effect of a kernel on a model: the verdict on the kernel alone, and the workloads unless the kernel failed.
-
-    ``blame`` is the blame of the first failure.
-    """
+    """The effect of a kernel on a model, without workloads if it fails alone. ``blame`` is the first failure's."""
 
     model: str
     kernel: str
@@ -226,12 +207,14 @@ class Plan:
     request: Request
     workloads: dict[str, str]
     rounds: int
+    operator: str
     id: str
 
     @classmethod
-    def of(cls, request: Request, model: str, rounds: int) -> Self:
+    def of(cls, request: Request, model: str, rounds: int, operator: str = "") -> Self:
         """Return the plan for a kernel and a recipe, which is the name of one that kqueue brings, or a file.
 
+        ``operator`` is the path by which the model calls a function, or empty for the recipe's OPERATOR, or modules.
         Raise InvalidRequest if the recipe cannot be read, or the request has no source or no times.
         """
         known = {file.stem: file for file in sorted(_FOLDER.glob("recipes/*.py"))}
@@ -242,8 +225,10 @@ class Plan:
         if request.names_problem:
             raise InvalidRequest("--problem: give a file, because the model needs the source")
         recipe = sources.read_source(known.get(model, Path(model)))
+        if "LANGUAGE = " in recipe and "class Model" not in recipe:
+            recipe += (_FOLDER / "sealed" / "language.py").read_text()
         workloads = {one.name: shapes.problem_of(recipe, one) for one in shapes.read(recipe)} or {"forward": recipe}
-        return cls(Path(model).stem, request, workloads, rounds, uuid4().hex[:12])
+        return cls(Path(model).stem, request, workloads, rounds, operator, uuid4().hex[:12])
 
     def evaluation(self, role: str, workload: str = "", number: int = 0, drift: Drift | None = None) -> Request:
         """Return the request of a role: ``alone``, or one with a workload."""
@@ -255,12 +240,14 @@ class Plan:
             problem, kernel = self.request.problem, self.request.kernel
             shown = [shapes.problem_of(problem, one) for one in shapes.read(problem) if not one.held_out]
             swap = (_FOLDER / "sealed" / "swap.py").read_text()
-            parts = _PARTS.format(swap=swap, recipe=self.workloads[workload], problems=shown or [problem])
-            end, arguments = _ENDS[role]
-            is_own = role in _ROUND[:2]
+            recipe, is_own = self.workloads[workload], role in _ROUND[:2]
+            # The models of a round have one problem, so that a reference can serve several of them.
+            roles = "" if role in _ROUND else role, role
+            parts = [_PARTS.format(swap, recipe, shown or [problem], self.operator, one) for one in roles]
+            start, end = ("", "ModelNew = _parts.model()") if is_own else (kernel, "ModelNew = _parts.model(ModelNew)")
             fields |= {
-                "problem": parts + end,
-                "kernel": f"{'' if is_own else kernel}\n{parts}ModelNew = _parts.model({arguments})\n",
+                "problem": parts[0] + _PROBLEM + _CHECK * (role == "drift"),
+                "kernel": f"{start}\n{parts[1]}{end}\n",
                 "backend": "torch" if is_own else self.request.backend,
                 "problem_label": f"{self.model} {name}",
                 "reuse": False,
@@ -298,8 +285,8 @@ def effect(
     if not alone.passed:
         return done
     done.workloads += (Workload(name=name) for name in plan.workloads)
-    drifts = judged([plan.evaluation("drift", name) for name in plan.workloads])
-    for one, result in zip(done.workloads, drifts, strict=True):
+    requests = [plan.evaluation("drift", name) for name in plan.workloads]
+    for one, result in zip(done.workloads, judged(requests), strict=True):
         found = re.search(r"\{.*\}", result.message)  # the text of check()
         if result.category is Category.WRONG_VALUES and result.evidence.checker and found:
             one.drift = Drift.model_validate_json(found[0])
@@ -322,22 +309,20 @@ def effect(
                 trials[one.name, role].append(Trial.of(result))
                 one.time_ms = one.time_ms or result.baseline_ms
     for one in done.workloads:
-        if not one.ended:
-            _conclude(one, *(trials[one.name, role] for role in _ROUND))
+        one.ended = one.ended or _conclude(one, *(trials[one.name, role] for role in _ROUND))
     return done
 
 
-def _conclude(one: Workload, original: list[Trial], twice: list[Trial], kernel: list[Trial]) -> None:
-    """Set the operator's share, and the prediction and the measurement of a workload."""
+def _conclude(one: Workload, original: list[Trial], twice: list[Trial], kernel: list[Trial]) -> str | None:
+    """Set the operator's share, and the prediction and the measurement of a workload. Return why there are none."""
     longer, measured = (Ratio.of(zip(*pair, strict=True)) for pair in ((twice, original), (original, kernel)))
     if isinstance(longer, str) or isinstance(measured, str):
-        one.ended = f"there are no times to compare: {longer if isinstance(longer, str) else measured}"
-        return
+        return f"there are no times to compare: {longer if isinstance(longer, str) else measured}"
     one.longer, one.measured = longer, measured
-    if one.operator is None:
-        return
-    one.unpredicted = None
-    share, speedup = longer.value - 1, one.operator.value
-    left = 1 - share + share / speedup
-    error = math.hypot((1 - 1 / speedup) * longer.half, share / speedup**2 * one.operator.half) / left
-    one.predicted = Ratio(value=1 / left, low=math.exp(-error) / left, high=math.exp(error) / left)
+    if one.operator is not None:
+        one.unpredicted = None
+        share, speedup = longer.value - 1, one.operator.value
+        left = 1 - share + share / speedup
+        error = math.hypot((1 - 1 / speedup) * longer.half, share / speedup**2 * one.operator.half) / left
+        one.predicted = Ratio(value=1 / left, low=math.exp(-error) / left, high=math.exp(error) / left)
+    return None

@@ -17,6 +17,17 @@ def get_inputs(rows):
 def get_init_inputs():
     return [64]
 """
+#: An operator that is a function, with the shape of its calls.
+TANH = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.tanh(x)
+
+def get_inputs():
+    return [torch.randn(64, 64)]
+"""
 KERNEL = """
 import torch
 

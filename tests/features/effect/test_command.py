@@ -18,10 +18,12 @@ from tests.features.effect.samples import KERNEL, NORM, recipe
 from tests.packages import ADAPTERS_FOLDER, needs
 
 pytestmark = pytest.mark.slow("starts a judge")
+LAYERS = '64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8'
 #: The sizes in recipes, and the sizes that make their models small.
 SMALL = {
-    "= 2048, 5632, 8, 32, 32000": "= 64, 96, 2, 8, 200",
-    "= 1024, 3584, 6, 16, 32000": "= 64, 96, 2, 8, 200",
+    '2048, "intermediate_size": 5632, "num_hidden_layers": 8, "num_attention_heads": 32': LAYERS,
+    '1024, "intermediate_size": 3584, "num_hidden_layers": 6, "num_attention_heads": 16': LAYERS,
+    "vocab_size=32000": "vocab_size=200",
     '"tokens": 2048': '"tokens": 64',
     '"past": 512': '"past": 8',
     '"image_size": 224}': '"image_size": 32, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}',
@@ -63,11 +65,11 @@ def test_each_bad_input_has_its_words(cli: Cli) -> None:
     workloads = measure(cli, kernel, recipe(*names), status=1).workloads
     found = {one.name: str(one.ended) for one in workloads}
     for name, words in {
-        "prefill": "fails in the model (drift): runtime_error: ValueError: odd rows (in layers.0.0, called with 2",
+        "prefill": "the model (drift): runtime_error: ValueError: odd rows (in layers.0.0 (RMSNorm), called with 2",
         "not built": "model cannot be used: reference_error: Model(*get_init_inputs()) raised AssertionError",
         "absent": "never occurs in the model: 0 modules have weights of its shapes (64), and none answers as",
         "another": "none answers as it does. Relative to the largest value, layers.0.0 (RMSNorm) differs by 0.0",
-        "outside": "SHAPES: layers.0.0 is called with 130 x 64, and the problem has 128 x 64 or 8 x 64",
+        "outside": "SHAPES: layers.0.0 (RMSNorm) is called with 130 x 64, and the problem has 128 x 64 or 8 x 64",
         "too large": "the model does not fit the memory: reference_error",
         "bare": ". kqueue[effect] brings it",
     }.items():
@@ -92,7 +94,9 @@ def test_recipes_with_transformers(cli: Cli, monkeypatch: pytest.MonkeyPatch, na
     needs("transformers")
     # Sealed processes can read the folders in PATH.
     monkeypatch.setenv("PATH", os.pathsep.join([os.environ["PATH"], ADAPTERS_FOLDER]))
-    source = (Path(effects.__file__).parent / "recipes" / f"{name}.py").read_text()
+    folder = Path(effects.__file__).parent
+    source = (folder / "recipes" / f"{name}.py").read_text()
+    source += (folder / "sealed" / "language.py").read_text() * ("LANGUAGE = " in source)
     for number, small in SMALL.items():
         source = source.replace(number, small)
     cli.write(

@@ -20,7 +20,7 @@ from kqueue.errors import InvalidRequest
 from kqueue.evidence import Evidence
 from kqueue.features.effect import effects
 from kqueue.features.effect.effects import Plan, Workload, effect
-from tests.features.effect.samples import KERNEL, NORM, RECIPE, recipe
+from tests.features.effect.samples import KERNEL, NORM, RECIPE, TANH, recipe
 from tests.samples import ended, measurement, passed
 
 REQUEST = Request(problem=NORM, kernel=KERNEL.format(""), backend="torch", kernel_label="mine")
@@ -140,25 +140,71 @@ def swap() -> ModuleType:
     return module
 
 
-def test_an_operator_is_found_by_its_answers(swap: ModuleType) -> None:
-    """Modules with other names and forms of their inputs are found, and kernels have the weights of the reference."""
-    problems = [shapes.problem_of(NORM, one) for one in shapes.read(NORM)]
+def made(swap: ModuleType, operator: str, problems: list[str], kernel: str) -> Any:
+    """Return the parts of a drift, its inputs, and models: the original, with doubled calls, and with the kernel."""
     [workload] = [one for one in shapes.read(RECIPE) if one.name == "prefill"]
-    parts = swap.Parts(shapes.problem_of(RECIPE, workload), problems)
-    kernel: dict[str, Any] = {}
-    exec(KERNEL.format(""), kernel)
+    names: dict[str, Any] = {}
+    exec(kernel, names)
+    recipe = shapes.problem_of(RECIPE, workload)
+    drift, twice = (swap.Parts(recipe, problems, operator, role) for role in ("drift", "twice"))
     models: list[Any] = []
     with torch.no_grad():
-        for arguments in ({"mark": 1}, {"kernel": kernel["ModelNew"], "mark": 2}, {"twice": True}):
+        for parts, kind in ((drift, None), (twice, None), (drift, names["ModelNew"])):
             torch.manual_seed(7)
-            models.append(parts.model(**arguments)())
+            models.append(parts.model(kind)())
             models[-1].setup()
-        inputs = parts.get_inputs()
-        reference, swapped, doubled = models[0](*inputs), models[1](*inputs), models[2](*inputs)
+    return drift, drift.get_inputs(), models
+
+
+@pytest.mark.parametrize(("operator", "places"), [("", 2), ("torch.tanh", 1)])
+def test_an_operator_is_found_by_its_answers(
+    swap: ModuleType, monkeypatch: pytest.MonkeyPatch, operator: str, places: int
+) -> None:
+    """Modules with other names and forms of inputs are found, and functions. Kernels have the reference's weights."""
+    monkeypatch.setattr(torch, "tanh", torch.tanh)  # A kernel stays in a function's place.
+    problems = [TANH] if operator else [shapes.problem_of(NORM, one) for one in shapes.read(NORM)]
+    kernel = TANH.replace("class Model", "class ModelNew") if operator else KERNEL.format("")
+    parts, inputs, models = made(swap, operator, problems, kernel)
+    with torch.no_grad():
+        reference, doubled, swapped = (model(*inputs) for model in models)
         models[0](*inputs)
         drift = effects.Drift.model_validate_json(parts.check(reference, swapped, inputs))
     assert torch.equal(reference[0], doubled)
     wrong = reference[0] + 1, reference[1]
     assert [parts.check(reference, other, inputs) for other in (reference, wrong)] == [True, False]
-    assert (drift.places, drift.calls, drift.shapes, drift.kernel.changed) == (2, 2, ("2 x 32 x 64",), 0)
+    assert (drift.places, drift.calls, drift.shapes, drift.kernel.changed) == (places, 2, ("2 x 32 x 64",), 0)
     assert drift.kernel.largest < 1e-5
+
+
+def test_a_function_s_kernel_is_called_in_the_model_only(swap: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel takes the calls with the problem's shapes, can call the function itself, and its errors name it."""
+    monkeypatch.setattr(torch, "tanh", torch.tanh)
+    body = "if len(x) == 64: raise ValueError('called')\n        return torch.tanh(x)"
+    kernel = TANH.replace("class Model", "class ModelNew").replace("return torch.tanh(x)", body)
+    _, inputs, models = made(swap, "torch.tanh", [TANH], kernel)
+    assert torch.tanh(torch.zeros(64, 64)).sum() == 0
+    with pytest.raises(ValueError, match=r"called \(in torch.tanh, called with 2 x 32 x 64\)"):
+        models[-1](*inputs)
+
+
+@pytest.mark.parametrize(
+    ("operator", "old", "new", "words"),
+    [
+        ("torch.tanhh", "", "", "the operator torch.tanhh is no function: module 'torch' has no attribute 'tanhh'"),
+        ("torch.erf", "", "", "never occurs in the model: it does not call torch.erf"),
+        (
+            "torch.tanh",
+            "torch.tanh(x)",
+            "1.1 * torch.tanh(x)",
+            "no call of torch.tanh answers as it does. Relative to the largest",
+        ),
+        ("torch.tanh", "64, 64", "63, 64", "SHAPES: torch.tanh is called with 64 x 64, and the problem has 63 x 64"),
+    ],
+)
+def test_a_function_that_is_no_operator_has_its_words(
+    swap: ModuleType, monkeypatch: pytest.MonkeyPatch, operator: str, old: str, new: str, words: str
+) -> None:
+    """A function that does not exist, is not called, answers otherwise, or has other shapes, ends with words."""
+    monkeypatch.setattr(torch, "tanh", torch.tanh)
+    with pytest.raises(LookupError, match=words):
+        made(swap, operator, [TANH.replace(old, new) if old else TANH], "ModelNew = None")

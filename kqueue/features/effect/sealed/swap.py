@@ -9,219 +9,223 @@ import functools
 import json
 import linecache
 import math
+import pkgutil
 import types
 
 import torch
 
-#: Largest difference of a module's answer from the operator's in fp32, relative to the largest value.
+#: Largest difference of a call's answer from the operator's in fp32, relative to the largest value.
 _SAME = 3e-5
-#: Values of a drift's second output: of the reference, and of the model with the kernel.
-REFERENCE, KERNEL = 1, 2
 
 
 class Parts:
-    """A recipe, and the problem's source for each of its shapes. None of it runs before a model is made."""
+    """A recipe, the problem's source for each of its shapes, the operator's path if it is a function, and the role."""
 
-    def __init__(self, recipe, problems):
-        self._sources = recipe, problems
-        #: Shape, mean and standard deviation of each input of the operator's first place.
-        self.like = []
+    def __init__(self, recipe, problems, operator, role):
+        self._sources, self._operator, self.role = (recipe, problems), operator, role
+        #: The model whose forward was called last, and tensors of the operator's first call.
+        self.latest, self.like = None, []
 
     @functools.cached_property
     def modules(self):
-        """The recipe's module, and the problem's modules."""
+        """The recipe's module, the problem's modules, and the path. No source runs before a model is made."""
         recipe, problems = self._sources
-        return _imported("recipe", recipe), [_imported("operator", one) for one in problems]
+        recipe, problems = _imported("recipe", recipe), [_imported("operator", one) for one in problems]
+        return recipe, problems, self._operator or getattr(recipe, "OPERATOR", "")
 
     def get_inputs(self):
-        """Return the recipe's inputs."""
-        return self.modules[0].get_inputs()
+        """Return the recipe's inputs, or inputs like the inputs of the operator in the model."""
+        if self.role != "operator":
+            return self.modules[0].get_inputs()
+        floats = [one.is_floating_point() for one in self.like]
+        return [torch.randn_like(x) * x.std() + x.mean() if some else x for x, some in zip(self.like, floats)]
 
-    def get_operator_inputs(self):
-        """Return inputs like the inputs of the operator in the model."""
-        return [mean + deviation * torch.randn(shape) for shape, mean, deviation in self.like]
-
-    def model(self, kernel=None, *, twice=False, mark=0, alone=False):
-        """Return the class of a model: with a kernel, or with each call of the operator made twice.
-
-        ``mark`` is the value of a second output, or 0 for none. If ``alone``, the first place is the whole model.
-        """
-        return type("Model", (_Effect,), {"parts": self, "how": (kernel, twice, mark, alone)})
+    def model(self, kernel=None):
+        """Return the class of the role's model, with a kernel in the places."""
+        return type("Model", (_Effect,), {"parts": self, "kind": kernel})
 
     def check(self, reference_outputs, outputs, inputs):
         """Return whether outputs are the reference's, or the drift of the model with the kernel in JSON."""
         (logits, _), (found, mark) = reference_outputs, outputs
-        if int(mark) != KERNEL:
+        if int(mark) != 2:
             far, usual = (float(one.double().square().mean()) for one in (found - logits, logits))
-            return int(mark) == REFERENCE and far <= 0.05**2 * usual  # CHECK_BOUND of the problem
-        model = _Effect.latest
-        return json.dumps(
-            model.facts | {"kernel": _distance(logits, found), "own": _distance(model.wide(inputs), logits)}
-        )
+            return int(mark) == 1 and far <= 0.05**2 * usual  # CHECK_BOUND of the problem
+        own = _distance(self.latest.wide(inputs), logits)
+        return json.dumps(self.latest.facts | {"kernel": _distance(logits, found), "own": own})
 
 
 class _Effect(torch.nn.Module):
     """A recipe's model, whose operator has the weights of the problem's constructor, like a kernel."""
 
-    #: The model whose forward was called last.
-    latest = None
-
     def __init__(self):
         super().__init__()
-        kernel, twice, self.mark, alone = self.how
-        recipe, problems = self.parts.modules
-        seed = torch.initial_seed()
+        seed, self._wide = torch.initial_seed(), []
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-            self.model = _made(recipe.Model, _initial(recipe))
-            places = _places(self.model, recipe.get_inputs(), problems)
-        calls = [call for place in places for call in place.calls]
-        self.facts = {"places": len(places), "calls": len(calls), "shapes": sorted(set(map(_words, calls)))[:4]}
-        self.parts.like = [(one.shape, float(one.mean()), float(one.std())) for one in places[0].tensors]
-        self._wide = []
-        for number, place in enumerate(places, 1):
-            # As for a kernel alone: the same seed before the arguments and before both constructors.
-            made = []
-            for kind in filter(None, (place.problem.Model, kernel)):
-                torch.manual_seed((seed + number) % 2**63)
-                arguments = _initial(place.problem)
-                torch.manual_seed((seed + number) % 2**63)
-                made.append(_made(kind, arguments))
-            _copy(made[0], place.module)
-            new = place.module
-            if kernel is not None:
-                new = _Kernel(made[1], place)
-                for children in [parent._modules for parent in self.model.modules()]:
-                    children.update((name, new) for name, child in list(children.items()) if child is place.module)
-            elif twice:
-                new.forward = _doubled(new.forward)
-            if alone:
-                self.model = new
-                break
+            self.model, self.places = _found(*self.parts.modules)
+        calls = [call for place in self.places for call in place.calls]
+        self.facts = {"places": len(self.places), "calls": len(calls), "shapes": sorted(set(map(_words, calls)))[:4]}
+        self.parts.like = _split(*self.places[0].first)[0]
+        for number, place in enumerate(self.places, 1):
+            made = [_made(kind, place.problem, seed + number) for kind in (place.problem.Model, self.kind) if kind]
+            _copy(made[0], place.holder)
+            if self.kind:
+                place.holder._modules["_kernel"] = place.kernel = made[1]
+            if self.kind or self.parts.role == "twice":
+                place.use(place.swapped)
+        if self.parts.role == "operator":
+            self.model = self.places[0].holder
 
     def setup(self):
         """Call the setup that a kernel declares, in each place."""
-        for module in list(self.model.modules()):
-            setup = getattr(type(getattr(module, "kernel", None)), "setup", None)
-            if isinstance(module, _Kernel) and isinstance(setup, types.FunctionType):
-                module.kernel.setup(*module.empty[: setup.__code__.co_argcount - 1])
+        for place in self.places:
+            setup = getattr(type(place.kernel), "setup", None)
+            if isinstance(setup, types.FunctionType):
+                empty = _joined([torch.empty(shape, device="meta") for shape in place.calls[0]], place.ranks)
+                place.kernel.setup(*empty[: setup.__code__.co_argcount - 1])
 
     def forward(self, *arguments, **keywords):
-        """Return the logits, and the mark."""
-        logits = self.model(*arguments, **keywords)
-        if not self.mark:
+        """Return the logits, and for a drift a mark: 1, or 2 with a kernel."""
+        inputs = keywords or arguments
+        if self.parts.role == "operator":
+            return _called(self.places[0].again, inputs)
+        logits = _called(self.model, inputs)
+        if self.parts.role != "drift":
             return logits
-        _Effect.latest = self
-        if self.mark == REFERENCE:
-            self.wide(keywords or arguments)  # The first call decides how much memory the process can use.
-        return logits, torch.full((1,), self.mark, device=logits.device)
+        self.parts.latest = self
+        if self.kind is None:
+            self.wide(inputs)  # The first call decides how much memory the process can use.
+        return logits, torch.full((1,), 2 if self.kind else 1, device=logits.device)
 
     def wide(self, inputs):
         """Return the logits with the same weights in fp32."""
-        if not self._wide:
-            self._wide.append(copy.deepcopy(self.model).float())
-        named = inputs if isinstance(inputs, dict) else dict(enumerate(inputs))
-        floats = [torch.is_tensor(value) and value.is_floating_point() for value in named.values()]
-        wide = [value.float() if is_float else value for value, is_float in zip(named.values(), floats)]
-        return self._wide[0](**dict(zip(named, wide))) if isinstance(inputs, dict) else self._wide[0](*wide)
+        self._wide = self._wide or [copy.deepcopy(self.model).float()]
+        named = inputs.items() if isinstance(inputs, dict) else enumerate(inputs)
+        wide = {n: one.float() if torch.is_tensor(one) and one.is_floating_point() else one for n, one in named}
+        return _called(self._wide[0], wide if isinstance(inputs, dict) else wide.values())
 
 
-class _Kernel(torch.nn.Module):
-    """A kernel in a place."""
+class _Place:
+    """A module, or a function that the model calls, with operators: a problem's module, its model, and shapes."""
 
-    def __init__(self, kernel, place):
-        super().__init__()
-        self.kernel = kernel
-        self._place = place.name, place.ranks, place.answers
-        self.empty = _joined([torch.empty(shape, device="meta") for shape in place.calls[0]], place.ranks)
+    in_model = False
 
-    def forward(self, *arguments, **keywords):
-        """Call the kernel. The text of an exception gets the place."""
-        name, ranks, answers = self._place
-        tensors = [*arguments, *keywords.values()]
-        shapes = _words(tensor.shape for tensor in tensors)
+    def __init__(self, name, owner, attribute, operators):
+        self.name, self.owner, self.attribute, self.old = name, owner, attribute, getattr(owner, attribute)
+        self.holder = owner if isinstance(owner, torch.nn.Module) else torch.nn.Module()
+        self.kernel, self.first, self.problem = None, None, operators[0][0]
+        self.ranks = list(map(len, operators[0][2]))
+        self.operators = [one for one in operators if list(map(len, one[2])) == self.ranks]
+        #: Differences of the answers by the arguments that are no tensors, shapes of calls, of answers, and outside.
+        self.far, self.calls, self.answers, self.outside = {}, [], {}, []
+        self.use(self._noted)
+
+    def use(self, how):
+        """Make each call of the place by a method, or as before."""
+        self._how = how
+        # A function, unlike a method, gets the object if the owner is a class.
+        call = lambda *arguments, **keywords: self._call(arguments, keywords)  # noqa: E731
+        setattr(self.owner, self.attribute, call if how else self.old)
+
+    def _call(self, arguments, keywords):
+        if self._how is None or not _Place.in_model:
+            return self.old(*arguments, **keywords)
+        how, self._how = self._how, None  # Kernels and operators can call the function too.
         try:
-            output = _parted(self.kernel(*_joined(tensors, ranks)), tensors, ranks)
-            if output.shape != (due := answers.get(shapes, output.shape)):
-                raise ValueError(f"the kernel returned {_words([output.shape])} instead of {_words([due])}")
+            return how(arguments, keywords, *_split(arguments, keywords))
+        finally:
+            self._how = how
+
+    def again(self, *tensors):
+        """Return the answer of the first call with other tensors."""
+        arguments, keywords = _filled(*self.first, tensors)
+        return getattr(self.owner, self.attribute)(*arguments, **keywords)
+
+    def _is_within(self, given):
+        """Return whether all sizes are between the problem's smallest and largest ones."""
+        sizes = zip(given, *(shapes for _, _, shapes in self.operators))
+        return all(min(some) <= size <= max(some) for shapes in sizes for size, *some in zip(*shapes))
+
+    def _noted(self, arguments, keywords, tensors, others):
+        """Return the old answer. Note whether it is the operator's, and the shapes."""
+        output = self.old(*arguments, **keywords)
+        if others not in self.far:
+            self.far[others] = self._distance(tensors, output)
+        if self.far[others] <= _SAME:
+            self.answers[_words(_shapes(tensors))] = _shapes(_listed(output))
+            given = _shapes(_joined(tensors, self.ranks))
+            is_within = self._is_within(given)
+            (self.calls if is_within else self.outside).append(_shapes(tensors) if is_within else given)
+            if is_within and self.first is None:
+                self.first = _filled(arguments, keywords, [one.clone() for one in tensors])
+                self.problem = next((one for one, _, shapes in self.operators if shapes == given), self.problem)
+        return output
+
+    def _distance(self, tensors, output):
+        """Return the distance of the operator's answer from an output, relative to the largest value."""
+        operator = self.operators[0][1]
+        try:
+            _copy(self.holder, operator)
+            answers = _parted(operator(*_joined(tensors, self.ranks)), tensors, self.ranks)
+            pairs = zip(_listed(answers), _listed(output), strict=True)
+            return max(float((one - due).abs().max() / due.abs().max().clamp(min=1e-30)) for one, due in pairs)
+        except Exception:  # noqa: BLE001 -- such a place is another operator
+            return math.inf
+
+    def swapped(self, arguments, keywords, tensors, others):
+        """Return the kernel's answer, whose exceptions name the place, or else the second one of two old answers."""
+        is_operator = self.far.get(others, math.inf) <= _SAME
+        if not is_operator or not self._is_within(_shapes(joined := _joined(tensors, self.ranks))):
+            return self.old(*arguments, **keywords)
+        if self.kernel is None:
+            self.old(*arguments, **keywords)
+            return self.old(*arguments, **keywords)
+        words = _words(_shapes(tensors))
+        try:
+            output = _parted(self.kernel(*joined), tensors, self.ranks)
+            if (found := _shapes(_listed(output))) != (due := self.answers.get(words, found)):
+                raise ValueError(f"the kernel returned {_words(found)} instead of {_words(due)}")
         except Exception as error:
             if error.args and isinstance(error.args[0], str):
-                error.args = (f"{error.args[0]} (in {name}, called with {shapes})", *error.args[1:])
+                error.args = (f"{error.args[0]} (in {self.name}, called with {words})", *error.args[1:])
             raise
         return output
 
 
-def _doubled(call):
-    def calls(*arguments, **keywords):
-        call(*arguments, **keywords)
-        return call(*arguments, **keywords)
-
-    return calls
-
-
-class _Place:
-    """A module whose weights fit operators, each with its problem and the shapes of its inputs."""
-
-    def __init__(self, name, module, fitting):
-        self.name, self.module, self.fitting = name, module, fitting
-        self.problem, self.ranks = fitting[0][0], [len(shape) for shape in fitting[0][2]]
-        self.calls, self.answers, self.tensors, self.output = [], {}, [], None
-
-    def called(self, _, arguments, keywords, output):
-        """Note the shapes of a call, and the first inputs and output."""
-        tensors = [*arguments, *keywords.values()]
-        if tensors and all(map(torch.is_tensor, (*tensors, output))):
-            self.calls.append(_shapes(tensors))
-            self.answers[_words(self.calls[-1])] = output.shape
-            if self.output is None:
-                self.tensors, self.output = [tensor.clone() for tensor in tensors], output.clone()
-
-    def distance(self):
-        """Return the distance of the operator's answer from the module's, relative to the largest value."""
-        operator = self.fitting[0][1]
-        try:
-            _copy(self.module, operator)
-            answer = _parted(operator(*_joined(self.tensors, self.ranks)), self.tensors, self.ranks)
-            return float((answer - self.output).abs().max() / self.output.abs().max().clamp(min=1e-30))
-        except Exception:  # noqa: BLE001 -- such a module is another operator
-            return math.inf
-
-    def check(self):
-        """Refuse calls with other shapes than those between the problem's smallest and largest ones."""
-        for call in self.calls:
-            given = _shapes(_joined([torch.empty(shape, device="meta") for shape in call], self.ranks))
-            known = [shapes for _, _, shapes in self.fitting if list(map(len, shapes)) == list(map(len, given))]
-            sizes = [size for shape, some in zip(given, zip(*known)) for size in zip(shape, *some)]
-            if not known or any(not min(some) <= n <= max(some) for n, *some in sizes):
-                due = " or ".join(_words(shapes) for _, _, shapes in self.fitting)
-                call = f"{self.name} is called with {_words(given)}, and the problem has {due}"
-                raise LookupError(f"the model calls the operator with shapes outside the problem's SHAPES: {call}")
-            self.problem = next((one for one, _, shapes in self.fitting if shapes == given), self.problem)
-
-
-def _places(model, inputs, problems):
-    """Return the places of an operator: modules that give the same answers in fp32. Raise LookupError if unusable."""
-    operators = [(one, _made(one.Model, _initial(one)), _shapes(one.get_inputs())) for one in problems]
-    named = [(name, module) for name, module in model.named_modules() if name]
-    fitting = [[one for one in operators if _pairs(one[1], module) is not None] for _, module in named]
-    places = [_Place(*one, some) for one, some in zip(named, fitting) if some]
-    hooks = [place.module.register_forward_hook(place.called, with_kwargs=True) for place in places]
-    model(**inputs) if isinstance(inputs, dict) else model(*inputs)
-    for hook in hooks:
-        hook.remove()
-    found, near = [], []
-    for place in (place for place in places if place.calls):
-        if not any(place.name.startswith(f"{other.name}.") for other in found):
-            far = place.distance()
-            found += [place] * (far <= _SAME)
-            near += [f"{place.name} ({type(place.module).__name__}) differs by {far:.1g}"] * (_SAME < far < 1)
-    if not found:
-        weights = _words(weight.shape for weight in operators[0][1].parameters()) or "none"
-        why = f"{len(places)} modules have weights of its shapes ({weights}), and none answers as it does"
-        closest = f". Relative to the largest value, {', '.join(near[:3])}" if near else ""
-        raise LookupError(f"the problem's operator never occurs in the model: {why}{closest}")
-    for place in found:
-        place.check()
-    return found
+def _found(recipe, problems, path):
+    """Return a recipe's model and the operator's places, which answer as it does in fp32, or raise LookupError."""
+    operators = [(one, _made(one.Model, one), _shapes(one.get_inputs())) for one in problems]
+    owner, _, function = path.rpartition(".")
+    try:
+        places = [_Place(path, pkgutil.resolve_name(owner), function, operators)] if path else []
+    except (AttributeError, ImportError, ValueError) as error:
+        raise LookupError(f"the operator {path} is no function: {error}") from None
+    model, inputs = _made(recipe.Model, recipe), recipe.get_inputs()
+    for name, module in [] if path else list(model.named_modules()):
+        if name and (fitting := [one for one in operators if _pairs(one[1], module) is not None]):
+            places.append(_Place(f"{name} ({type(module).__name__})", module, "forward", fitting))
+    if path:
+        model._modules["_operator"] = places[0].holder
+    with torch.no_grad():
+        _called(model, inputs)
+    found = []
+    for place in places:
+        place.use(None)
+        if place.calls and not any(place.holder in other.holder.modules() for other in found):
+            found.append(place)
+    if found:
+        return model, found
+    for place in places:
+        for call in place.outside:
+            due = " or ".join(_words(shapes) for _, _, shapes in place.operators)
+            call = f"{place.name} is called with {_words(call)}, and the problem has {due}"
+            raise LookupError(f"the model calls the operator with shapes outside the problem's SHAPES: {call}")
+    weights = _words(weight.shape for weight in operators[0][1].parameters()) or "none"
+    why = f"{len(places)} modules have weights of its shapes ({weights}), and none answers as it does"
+    if path:
+        why = f"no call of {path} answers as it does" if places[0].far else f"it does not call {path}"
+    near = [f"{one.name} differs by {far:.1g}" for one in places for far in one.far.values() if far < 1]
+    closest = f". Relative to the largest value, {', '.join(near[:3])}" if near else ""
+    raise LookupError(f"the problem's operator never occurs in the model: {why}{closest}")
 
 
 def _imported(name, source):
@@ -232,21 +236,48 @@ def _imported(name, source):
     return module
 
 
-def _initial(module):
-    return module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
-
-
-def _made(kind, given):
-    """Return an object of a class with arguments in the forms of `get_init_inputs()`."""
+def _made(kind, module, seed=None):
+    """Return an object of a class with a module's arguments. As for a kernel alone, both have the same seed."""
+    seed = torch.initial_seed() if seed is None else seed % 2**63
+    torch.manual_seed(seed)
+    given = module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
+    torch.manual_seed(seed)
     if isinstance(given, dict):
         return kind(**given)
     is_split = len(given) == 2 and isinstance(given[0], list) and isinstance(given[1], dict)
     return kind(*given[0], **given[1]) if is_split else kind(*given)
 
 
+def _called(model, inputs):
+    """Return the answer of a model. Places take no other calls, such as the judge's calls of a function."""
+    _Place.in_model = True
+    try:
+        return model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+    finally:
+        _Place.in_model = False
+
+
 def _shapes(given):
     """Return the shapes of the tensors among a call's arguments."""
     return [tuple(one.shape) for one in (given.values() if isinstance(given, dict) else given) if torch.is_tensor(one)]
+
+
+def _split(arguments, keywords):
+    """Return the tensors among a call's arguments, and all other arguments as text."""
+    values = [*arguments, *keywords.values()]
+    others = [... if torch.is_tensor(one) else one for one in values]
+    return [one for one in values if torch.is_tensor(one)], f"{others} {list(keywords)}"
+
+
+def _filled(arguments, keywords, tensors):
+    """Return a call's arguments with other tensors."""
+    left = iter(tensors)
+    values = [next(left) if torch.is_tensor(one) else one for one in (*arguments, *keywords.values())]
+    return values[: len(arguments)], dict(zip(keywords, values[len(arguments) :]))
+
+
+def _listed(output):
+    return [output] if torch.is_tensor(output) else list(output)
 
 
 def _joined(tensors, ranks):
@@ -257,6 +288,8 @@ def _joined(tensors, ranks):
 
 def _parted(output, tensors, ranks):
     """Return an output with the dimensions that were joined."""
+    if not torch.is_tensor(output):
+        return tuple(_parted(one, tensors, ranks) for one in output)
     joined = tensors[0].shape[: tensors[0].dim() - ranks[0] + 1]
     return output.reshape(*joined, *output.shape[1:]) if len(joined) > 1 else output
 
