@@ -215,8 +215,7 @@ class Check:
         other = self.judge(base)
         if not result.passed:
             alike = (result.category, result.facts.exception) == (other.category, other.facts.exception)
-            # A package that can be imported in neither revision lacks something of this host, such as a GPU.
-            state = State.UNJUDGED if alike and result.category is Category.IMPORT_ERROR else State.WRONG
+            state = State.UNJUDGED if alike and result.category in _HOST else State.WRONG
             return row.ending(state, "base too" if alike else "", _words(result))
         notes = ["its definition changed" if operator != theirs else ""]
         if other.blame is Blame.CANDIDATE:
@@ -339,6 +338,11 @@ def _some(operators: Operators, names: set[str]) -> Operators:
     return replace(operators, by_name={name: one for name, one in operators.by_name.items() if name in names})
 
 
+#: Categories that both sides share if the host lacks something, such as a GPU, a package, memory, or speed.
+_HOST: Final = frozenset(
+    {Category.IMPORT_ERROR, Category.TIMEOUT, Category.COMPILE_TIMEOUT, Category.GPU_OUT_OF_MEMORY,
+     Category.HOST_OUT_OF_MEMORY}
+)  # fmt: skip
 _OWN_SIZES: Final = "right at its own sizes only"
 _BASE_WRONG: Final = "base itself is wrong, so their speeds are not compared"
 

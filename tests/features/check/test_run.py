@@ -25,6 +25,7 @@ MISSING = MISSING.model_copy(
     update={"facts": MISSING.facts.model_copy(update={"exception": "builtins.ModuleNotFoundError"})}
 )
 NO_GPU = ended(Category.IMPORT_ERROR, message="no device")
+SLOWLY = ended(Category.TIMEOUT)
 LOST = ended(Category.WORKER_LOST, message="gone")
 BAD_PROBLEM = ended(Category.REFERENCE_ERROR, message="it raised")
 FINDING = Finding(rule=SIZES_RULE, severity="note", line=None, evidence="n: 31", by="kqueue", meaning="m")
@@ -106,6 +107,8 @@ def rows(
         ([BAD_PROBLEM], [], State.UNJUDGED, "reference_error: it raised"),
         ([MISSING, MISSING], [], State.UNJUDGED, "base too; import_error: No module named 'einops'"),
         ([NO_GPU, NO_GPU], [], State.UNJUDGED, "base too; import_error: no device"),
+        ([SLOWLY, SLOWLY], [], State.UNJUDGED, "base too; timeout: "),
+        ([SLOWLY, RIGHT], [], State.WRONG, "timeout: "),
         ([NO_GPU, MISSING], [], State.WRONG, "import_error: no device"),
         ([MISSING, RIGHT], [], State.WRONG, "import_error: No module named 'einops'"),
         ([LABELLED, RIGHT], [], State.WRONG, "right at its own sizes only, unlike base: n: 31"),
