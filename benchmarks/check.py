@@ -183,7 +183,7 @@ class Repository:
 
 
 def git(folder: Path, *words: str) -> str:
-    """Run git, and return what it prints."""
+    """Run git on a clone, and return its output."""
     command = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *words]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
