@@ -3,8 +3,13 @@
 A generated repository has four operators in Triton. Its revisions are copies, slow-downs by 1 and 3 %, and 20 errors:
 wrong masks, wrong tails, a missing synchronisation, lost precision. Errors are judged first, and then slow-downs of
 both sizes and copies in turn until the minutes are over. FILE gets a line of JSON for each row, with seconds and device
-seconds, as soon as it is known. On the CPU, where Triton interprets, only errors are judged, with small sizes. The exit
-status is 1 if an error is not found.
+seconds, as soon as it is known. A second call continues where the lines end. On the CPU, where Triton interprets, only
+errors are judged, with small sizes. The exit status is 1 if an error is not found.
+
+`--clones FOLDER` plants in clones of public repositories instead. Each clone NAME has its operators in
+`FOLDER/NAME.toml` or `examples/check/NAME.toml`, and its plants in `FOLDER/NAME.plants.toml`: tables `[[plant]]` with
+`operator`, `kind`, and `edits`, a list of a file, a text in it, and the text instead. In the kind `slower`, `{k}` is
+the number of programs for which one is added, and `{n}` is `{k}` + 1.
 """
 
 from __future__ import annotations
@@ -16,8 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections import Counter
-from itertools import cycle
+from collections.abc import Iterable
+from itertools import cycle, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +34,8 @@ from kqueue.features.duel.duels import Duel, Match, duel
 from kqueue.judging import LocalJudge
 from kqueue.trees import Clone
 
+#: Folder of the lists of operators of public repositories.
+LISTS = Path(__file__).parents[1] / "examples" / "check"
 HEAD = "import torch\nimport triton\nimport triton.language as tl\n\n\n"
 GELU = (
     HEAD
@@ -136,48 +145,91 @@ REFERENCES = {
 }  # fmt: skip
 
 
-class Repository:
-    """The generated clone. ``shape`` is the size of all inputs."""
+#: A file, a text in it, and the text instead.
+Edit = tuple[str, str, str]
 
-    def __init__(self, folder: Path, shape: tuple[int, int]) -> None:
-        self.folder = folder
-        (folder / "planted").mkdir(parents=True)
-        rows, columns = shape
-        lines: list[str] = []
-        for name, (reference, call) in REFERENCES.items():
-            inputs = 'x = ["m", "n"]' + (', w = ["n"]' if name == "norm" else "")
-            lines.append(
-                f'[[operator]]\nname = "{name}"\nimport = "planted.{name}:{name}"\nreference = "{reference}"\n{call}'
-                f"inputs = {{ {inputs} }}\nshapes = [{{ m = {rows}, n = {columns} }}]\n"
-            )
-        (folder / "kqueue.toml").write_text("\n".join(lines))
-        for name, source in SOURCES.items():
-            (folder / "planted" / f"{name}.py").write_text(source)
-        self._git("init", "-q")
-        self.base = self.commit()
+
+class Repository:
+    """A clone. ``errors`` are operators with the kinds and edits of errors, ``slower`` edits by operator."""
+
+    def __init__(
+        self, folder: Path, config: str, errors: list[tuple[str, str, list[Edit]]], slower: dict[str, list[Edit]]
+    ) -> None:
+        self.folder, self.config, self.errors, self.slower = folder, config, errors, slower
+        self.base = self._git("rev-parse", "HEAD")
+        for name, kind, edits in [*errors, *((name, "slower", edits) for name, edits in slower.items())]:
+            for path, old, _ in edits:
+                assert old in (folder / path).read_text(), (name, kind, path, old)
 
     def _git(self, *words: str) -> str:
-        command = ["git", "-C", str(self.folder), "-c", "user.name=a", "-c", "user.email=a@b", *words]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        return git(self.folder, *words)
 
-    def commit(self) -> str:
-        self._git("add", "-A")
-        self._git("commit", "-q", "--allow-empty", "-m", "change")
-        return self._git("rev-parse", "HEAD")
-
-    def planted(self, name: str, old: str, new: str) -> str:
-        """Return the revision that differs from base by one text of an operator's source."""
-        path = self.folder / "planted" / f"{name}.py"
-        assert old in SOURCES[name], (name, old)
-        path.write_text(SOURCES[name].replace(old, new))
+    def planted(self, edits: Iterable[Edit]) -> str:
+        """Return the revision that differs from base by some texts, or only by a note."""
+        for path, old, new in edits:
+            text = (self.folder / path).read_text()
+            (self.folder / path).write_text(text.replace(old, new))
         (self.folder / "NOTES").write_text(str(time.time_ns()))
-        revision = self.commit()
-        path.write_text(SOURCES[name])
+        revision = commit(self.folder)
+        self._git("reset", "-q", "--hard", self.base)
         return revision
 
     def slowed(self, name: str, part: float) -> str:
         """Return the revision in which an operator does a part of its work twice."""
-        return self.planted(name, "[(programs,)]", f"[(programs + int(programs * {part}),)]")
+        k = round(1 / part) if part else 0
+        filled = [(path, old, new.replace("{k}", str(k)).replace("{n}", str(k + 1)))
+                  for path, old, new in self.slower[name]] if part else []  # fmt: skip
+        return self.planted(filled)
+
+
+def git(folder: Path, *words: str) -> str:
+    """Run git on a clone, and return its output."""
+    command = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit(folder: Path) -> str:
+    """Commit all files, and return the revision."""
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "--allow-empty", "-m", "change")
+    return git(folder, "rev-parse", "HEAD")
+
+
+def generated(folder: Path, shape: tuple[int, int]) -> Repository:
+    """Return the generated clone. ``shape`` is the size of all inputs."""
+    (folder / "planted").mkdir(parents=True)
+    rows, columns = shape
+    lines: list[str] = []
+    for name, (reference, call) in REFERENCES.items():
+        inputs = 'x = ["m", "n"]' + (', w = ["n"]' if name == "norm" else "")
+        lines.append(
+            f'[[operator]]\nname = "{name}"\nimport = "planted.{name}:{name}"\nreference = "{reference}"\n{call}'
+            f"inputs = {{ {inputs} }}\nshapes = [{{ m = {rows}, n = {columns} }}]\n"
+        )
+    (folder / "kqueue.toml").write_text("\n".join(lines))
+    for name, source in SOURCES.items():
+        (folder / "planted" / f"{name}.py").write_text(source)
+    git(folder, "init", "-q")
+    commit(folder)
+    errors = [(name, kind, [(f"planted/{name}.py", old, new)])
+              for name, listed in ERRORS.items() for kind, old, new in listed]  # fmt: skip
+    grid = ("[(programs,)]", "[(programs + programs // {k},)]")
+    return Repository(folder, "kqueue.toml", errors, {name: [(f"planted/{name}.py", *grid)] for name in SOURCES})
+
+
+def cloned(folder: Path) -> Repository:
+    """Return a clone of a public repository with its plants."""
+    plants = tomllib.loads(folder.with_name(f"{folder.name}.plants.toml").read_text())["plant"]
+    errors: list[tuple[str, str, list[Edit]]] = []
+    slower: dict[str, list[Edit]] = {}
+    for plant in plants:
+        edits = [tuple(edit) for edit in plant["edits"]]
+        if plant["kind"] == "slower":
+            slower[plant["operator"]] = edits
+        else:
+            errors.append((plant["operator"], plant["kind"], edits))
+    own = folder.with_name(f"{folder.name}.toml").absolute()
+    return Repository(folder, str(own if own.exists() else LISTS / own.name), errors, slower)
 
 
 class Judge:
@@ -203,42 +255,56 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=25.0)
     parser.add_argument("--device", default=None)
-    parser.add_argument("--errors", type=int, default=20, help="number of errors, 0 to 20")
+    parser.add_argument("--errors", type=int, default=20, help="number of errors of each repository, 0 to 20")
+    parser.add_argument("--clones", type=Path, help="folder of clones of public repositories, with their plants")
     options = parser.parse_args()
     until, cpu = time.monotonic() + 60 * options.minutes, options.device == "cpu"
-    errors = [(name, *error) for name, listed in ERRORS.items() for error in listed][: options.errors]
-    errors = [error for error in errors if not (cpu and error[1] == "synchronisation")]
+    rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     with tempfile.TemporaryDirectory(prefix="kqueue-check-") as place, options.out.open("a") as out:
-        repository = Repository(Path(place, "clone"), (8, 1024) if cpu else (16384, 4096))
+        if options.clones is None:
+            repositories = [generated(Path(place, "clone"), (8, 1024) if cpu else (16384, 4096))]
+        else:
+            repositories = [cloned(folder) for folder in sorted(options.clones.iterdir()) if folder.is_dir()]
         with LocalJudge(options.device) as local:
-            judge, rows = Judge(local), list[dict[str, Any]]()
+            judge = Judge(local)
 
-            def check(plant: str, name: str, revision: str, *, timed: bool) -> None:
+            def check(plant: str, repository: Repository, name: str, revision: str, *, timed: bool) -> None:
                 began, judge.device_s = time.monotonic(), 0.0
+                revisions = (repository.base, revision)
                 with tempfile.TemporaryDirectory(dir=place) as folder:
-                    both = sides(
-                        Clone(repository.folder), (repository.base, revision), Path(folder), "kqueue.toml", [name]
-                    )
+                    both = sides(Clone(repository.folder), revisions, Path(folder), repository.config, [name])
                     [row] = [task() for task in Check(*both, judge, judge.fight, timed=timed).tasks(None)]
-                rows.append(_record(plant, row, time.monotonic() - began, judge.device_s))
+                rows.append(_record(plant, repository, row, time.monotonic() - began, judge.device_s))
                 print(json.dumps(rows[-1]), file=out, flush=True)
                 print(*(rows[-1][key] for key in ("plant", "operator", "state", "words", "seconds")), flush=True)
 
-            for name, kind, old, new in errors:
-                if time.monotonic() < until:
-                    check(f"error: {kind}", name, repository.planted(name, old, new), timed=False)
-            plans = [(plant, name) for name in SOURCES for plant in (0.03, 0.01, 0.0)]
-            for part, name in cycle(plans) if not cpu else ():
+            seen = Counter((row["plant"], row["repository"], row["operator"]) for row in rows)
+            for repository in repositories:
+                for name, kind, edits in repository.errors[: options.errors]:
+                    key = (f"error: {kind}", repository.folder.name, name)
+                    seen[key] -= 1
+                    if seen[key] < 0 and time.monotonic() < until and not (cpu and kind == "synchronisation"):
+                        check(key[0], repository, name, repository.planted(edits), timed=False)
+            plans = [
+                (part, repository, name)
+                for names in zip_longest(*(one.slower for one in repositories))
+                for repository, name in zip(repositories, names, strict=True)
+                for part in (0.03, 0.01, 0.0)
+                if name is not None
+            ]
+            done = sum(not row["plant"].startswith("error") for row in rows)
+            for part, repository, name in islice(cycle(plans), done, None) if not cpu else ():
                 if time.monotonic() >= until:
                     break
-                check(f"slower: {part:.0%}" if part else "copy", name, repository.slowed(name, part), timed=True)
+                plant = f"slower: {part:.0%}" if part else "copy"
+                check(plant, repository, name, repository.slowed(name, part), timed=True)
     return _summary(rows)
 
 
-def _record(plant: str, row: Row, seconds: float, device_s: float) -> dict[str, Any]:
+def _record(plant: str, repository: Repository, row: Row, seconds: float, device_s: float) -> dict[str, Any]:
     times = {"seconds": round(seconds, 1), "device_s": round(device_s, 1)}
-    return {"plant": plant, "operator": row.operator, "state": row.state, "words": row.words, "speed": row.speed,
-            "interval": row.interval, **times}  # fmt: skip
+    return {"plant": plant, "repository": repository.folder.name, "operator": row.operator, "state": row.state,
+            "words": row.words, "speed": row.speed, "interval": row.interval, **times}  # fmt: skip
 
 
 def _summary(rows: list[dict[str, Any]]) -> int:
@@ -250,7 +316,12 @@ def _summary(rows: list[dict[str, Any]]) -> int:
         print(f"{plant}: {dict(Counter(str(row['state']) for row in some))}, median {device_s:.1f} device seconds")
         changes = sum("than base" in row["words"] for row in some)
         print(f"  of {len(some)}, {changes} report a change of speed")
-    return int(any(row["state"] is not State.WRONG for row in groups.get("error", ())))
+    errors = groups.get("error", [])
+    found = [row for row in errors if row["state"] == State.WRONG and not row["words"].startswith("base too")]
+    for row in errors:
+        if row not in found:
+            print(f"not found: {row['repository']}, {row['operator']}, {row['plant']}: {row['state']}, {row['words']}")
+    return int(len(found) < len(errors))
 
 
 if __name__ == "__main__":

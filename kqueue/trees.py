@@ -167,7 +167,7 @@ def _archive(root: Path, files: Iterable[PurePosixPath]) -> tuple[bytes, list[st
     A link to a file outside the folder is replaced by that file.
     """
     packed, lines = io.BytesIO(), list[str]()
-    with tarfile.open(fileobj=packed, mode="w:xz", preset=6, format=tarfile.PAX_FORMAT) as tar:
+    with tarfile.open(fileobj=packed, mode="w:xz", preset=1, format=tarfile.PAX_FORMAT) as tar:
         for name in sorted(files):
             path = root / name
             link = path.is_symlink() and _is_inside(root, path)  # a link to itself cannot be followed

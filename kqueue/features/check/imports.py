@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Collection
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -17,26 +19,30 @@ _IDLE: Final = frozenset({".md", ".rst", ".txt", ".png", ".svg", ".ipynb"})
 _MOST_BYTES: Final = 4 << 20
 
 
-def closure(folder: Path, files: frozenset[str], root: str, module: str) -> frozenset[str]:
-    """Return the files of a module of an unpacked tree, and of all modules that it imports, their packages included."""
-    seen, found, left = set[str](), set[str](), [module]
+def closure(folder: Path, files: frozenset[str], root: str, entry: str) -> list[str]:
+    """Return the files of an entry's module in an unpacked tree, and of all modules that it imports, with packages.
+
+    The module that defines the entry, and near ones, come first.
+    """
+    module, _, name = entry.partition(":")
+    seen, found, left = set[str](), dict[str, None](), deque([module])
     while left:
-        name = left.pop()
-        if name in seen or not name:
+        module = left.popleft()
+        if module in seen or not module:
             continue
-        seen.add(name)
-        left.append(name.rpartition(".")[0]) if "." in name else None
-        path = file_of(name, files, root)
-        if path is None:
-            continue
-        found.add(path)
-        if path.endswith(".py"):
-            package = name if path.endswith("/__init__.py") else name.rpartition(".")[0]
-            left += _imports(folder / path, package)
-    return frozenset(found)
+        seen.add(module)
+        path = file_of(module, files, root)
+        if path is not None:
+            found[path] = None
+            package = module if path.endswith("/__init__.py") else module.rpartition(".")[0]
+            imported = _imports(folder / path, package)
+            left.extend(one for one, _ in imported)
+            left.extendleft(one for one, bound in imported if bound == name)
+        left.append(module.rpartition(".")[0])
+    return list(found)
 
 
-def touched(changed: frozenset[str], files: frozenset[str]) -> bool:
+def touched(changed: frozenset[str], files: Collection[str]) -> bool:
     """Return whether a change of some paths can change the operator that depends on ``files``.
 
     A file that is no module, such as CUDA code, counts for all operators of its top folder, and one in the
@@ -78,14 +84,20 @@ def _parsed(path: Path) -> ast.Module | None:
         return None
 
 
-def _imports(path: Path, package: str) -> Iterator[str]:
-    """Yield the modules that a file imports, and the names in them, which can be modules too."""
+@cache  # because the closures of a package's operators share most files
+def _imports(path: Path, package: str) -> list[tuple[str, str]]:
+    """Return the modules that a file imports, and the names in them, which can be modules too, each with its name here.
+
+    A revision's files do not change.
+    """
+    found: list[tuple[str, str]] = []
     for node in ast.walk(_parsed(path) or ast.Module([], [])):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             parts = package.split(".")
             base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
             module = ".".join(filter(None, (base, node.module)))
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names if alias.name != "*")
+            found += [(module, alias.asname or alias.name) for alias in node.names]
+            found += [(f"{module}.{alias.name}", "") for alias in node.names if alias.name != "*"]
+    return found

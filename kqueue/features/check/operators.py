@@ -157,20 +157,25 @@ class Operators:
 
 def read(path: Path, shown: str) -> Operators:
     """Return the operators that a file lists. ``shown`` names it in errors. Raise InvalidRequest if it is malformed."""
+    listed: dict[str, Any] = {}
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise InvalidRequest(f"{shown}: at most {_MOST_BYTES >> 20} MiB are read")
-        given = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        listed = tomllib.loads(path.read_text(encoding="utf-8"))
+        given = _File.model_validate(listed)
     except OSError as error:
-        raise InvalidRequest(f"{shown}: {error.strerror}: list the operators there (docs/check.md)") from None
+        advice = "list the operators there (docs/check.md) and commit it, or give an absolute path to --config"
+        raise InvalidRequest(f"{shown}: {error.strerror}: {advice}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{shown}: no TOML: {error}") from None
     except ValidationError as error:
         # Of the forms of a value, the message of the one that is wrong in itself says most.
         faults = sorted(error.errors(), key=lambda fault: fault["type"] != "value_error")
         fault = faults[0]
-        parts = (str(part + 1) if isinstance(part, int) else part for part in fault["loc"])
-        where = ".".join(part for part in parts if part.isidentifier() or part.isdigit())
+        parts = [str(part + 1) if isinstance(part, int) else part for part in fault["loc"]]
+        if len(fault["loc"]) > 1 and isinstance(one := listed["operator"][fault["loc"][1]], dict):
+            parts[:2] = [str(one.get("name", f"operator {parts[1]}"))]
+        where = ".".join([*parts[:1], *(part for part in parts[1:] if part.isidentifier() or part.isdigit())])
         raise InvalidRequest(f"{shown}: {where}: {str(fault['msg']).removeprefix('Value error, ')}") from None
     by_name = {one.name: one for one in given.operator}
     if len(by_name) < len(given.operator):

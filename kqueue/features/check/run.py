@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kqueue.backends import registered
-from kqueue.categories import Blame
+from kqueue.categories import Blame, Category
 from kqueue.contract import Request, Result, Sanitizer, parse_request
 from kqueue.errors import InvalidRequest, JudgeUnavailable
 from kqueue.evidence import SIZES_RULE, Environment
@@ -113,22 +113,24 @@ class Side:
             return f"there is no module {module}{where}"
         return "" if imports.defines(self.folder / path, name) else f"{path} defines no {name}"
 
-    def closure(self, operator: Operator) -> frozenset[str]:
-        """Return the files on which an operator depends, as far as they show it."""
-        return imports.closure(self.folder, self.tree.files, self.root, operator.module)
+    def closure(self, operator: Operator) -> list[str]:
+        """Return the files on which an operator depends, the nearest first, as far as they show it."""
+        return imports.closure(self.folder, self.tree.files, self.root, operator.entry)
 
     def backend(self, operator: Operator) -> str:
-        """Return the backend of an operator: its own, or the one that its modules show."""
+        """Return the backend of an operator: its own, or the one that the nearest of its modules shows."""
         if operator.backend is not None:
             return operator.backend
-        texts: list[str] = []
-        for path in sorted(self.closure(operator)):
+        for path in self.closure(operator):
+            text = ""
             with suppress(InvalidRequest):  # a file that cannot be read shows no backend
-                texts += [read_text(self.folder / path, _MOST_BYTES)] if path.endswith(".py") else []
-        try:
-            return guess_backend("\n".join(texts))
-        except InvalidRequest as error:
-            raise InvalidRequest(f"{operator.name}: {error}") from None
+                text = read_text(self.folder / path, _MOST_BYTES) if path.endswith(".py") else ""
+            try:
+                if (backend := guess_backend(text)) != "torch":
+                    return backend
+            except InvalidRequest as error:
+                raise InvalidRequest(f"{operator.name}: {path}: {error}") from None
+        return "torch"
 
 
 @dataclass(frozen=True)
@@ -165,8 +167,11 @@ class Check:
             row = Row(name, State.SKIPPED, "removed: only base lists it")
             yield lambda row=row: row
         for operator in self.head.operators.by_name.values():
-            files = self.head.closure(operator) | self.base.closure(theirs.get(operator.name, operator))
-            if changed is not None and operator == theirs.get(operator.name) and not imports.touched(changed, files):
+            if (
+                changed is not None
+                and operator == theirs.get(operator.name)
+                and not imports.touched(changed, {*self.head.closure(operator), *self.base.closure(operator)})
+            ):
                 row = Row(operator.name, State.SKIPPED, "the change touches none of its files")
                 yield lambda row=row: row
                 continue
@@ -206,14 +211,12 @@ class Check:
             return (
                 row.ending(State.RIGHT, "right", *notes) if result.passed else row.ending(State.WRONG, _words(result))
             )
-        if not result.passed and result.facts.exception != _MISSING:
-            return row.ending(State.WRONG, _words(result))
         base = self._request(case, row.lane, self.base, theirs, shapes="flag" if specialised else "allow")
         other = self.judge(base)
         if not result.passed:
-            if other.facts.exception == _MISSING:
-                return row.ending(State.UNJUDGED, "base too", _words(result))
-            return row.ending(State.WRONG, _words(result))
+            alike = (result.category, result.facts.exception) == (other.category, other.facts.exception)
+            state = State.UNJUDGED if alike and result.category in _HOST else State.WRONG
+            return row.ending(state, "base too" if alike else "", _words(result))
         notes = ["its definition changed" if operator != theirs else ""]
         if other.blame is Blame.CANDIDATE:
             return row.ending(State.RIGHT, "right", *notes, f"{_BASE_WRONG}: {_words(other)}")
@@ -310,11 +313,14 @@ def sides(
     """Return both revisions, packed. If base lists no operators, head's count."""
     both: list[Side] = []
     for name, revision in zip(("head", "base"), reversed(revisions), strict=True):
+        if both and revision == revisions[1]:
+            both.append(both[0])
+            break
         place = folder / name
         clone.unpack(revision, place)
-        listed, tree = place / config, pack(place, f"{name} ({revision[:12]})")
+        listed = place / config  # or the file itself, if its path is absolute
         operators = read(listed, f"{config} of {name}") if name == "head" or listed.is_file() else None
-        both.append(Side(revision, place, tree, operators))
+        both.append(Side(revision, place, pack(place, f"{name} ({revision[:12]})"), operators))
     head, base = both
     assert head.operators is not None
     for name in names or ():
@@ -332,8 +338,11 @@ def _some(operators: Operators, names: set[str]) -> Operators:
     return replace(operators, by_name={name: one for name, one in operators.by_name.items() if name in names})
 
 
-#: Type of the exception for a missing module, which both sides raise if the host lacks it.
-_MISSING: Final = "builtins.ModuleNotFoundError"
+#: Categories that both sides share if the host lacks something, such as a GPU, a package, memory, or speed.
+_HOST: Final = frozenset(
+    {Category.IMPORT_ERROR, Category.TIMEOUT, Category.COMPILE_TIMEOUT, Category.GPU_OUT_OF_MEMORY,
+     Category.HOST_OUT_OF_MEMORY}
+)  # fmt: skip
 _OWN_SIZES: Final = "right at its own sizes only"
 _BASE_WRONG: Final = "base itself is wrong, so their speeds are not compared"
 

@@ -24,6 +24,8 @@ MISSING = ended(Category.IMPORT_ERROR, message="No module named 'einops'").model
 MISSING = MISSING.model_copy(
     update={"facts": MISSING.facts.model_copy(update={"exception": "builtins.ModuleNotFoundError"})}
 )
+NO_GPU = ended(Category.IMPORT_ERROR, message="no device")
+SLOWLY = ended(Category.TIMEOUT)
 LOST = ended(Category.WORKER_LOST, message="gone")
 BAD_PROBLEM = ended(Category.REFERENCE_ERROR, message="it raised")
 FINDING = Finding(rule=SIZES_RULE, severity="note", line=None, evidence="n: 31", by="kqueue", meaning="m")
@@ -81,7 +83,8 @@ def rows(
 @pytest.mark.parametrize(
     ("results", "duels", "state", "words"),
     [
-        ([WRONG], [], State.WRONG, "wrong_values: far off"),
+        ([WRONG, RIGHT], [], State.WRONG, "wrong_values: far off"),
+        ([WRONG, WRONG], [], State.WRONG, "base too; wrong_values: far off"),
         ([RIGHT, RIGHT], [SAME], State.RIGHT, "right; no difference in speed found"),
         ([RIGHT, RIGHT], [SLOW, SLOW], State.SLOWER, "3 % slower than base"),
         ([RIGHT, RIGHT], [SLOW, SAME], State.RIGHT, "right; no difference in speed found"),
@@ -103,6 +106,10 @@ def rows(
         ([LOST], [], State.UNJUDGED, "worker_lost: gone"),
         ([BAD_PROBLEM], [], State.UNJUDGED, "reference_error: it raised"),
         ([MISSING, MISSING], [], State.UNJUDGED, "base too; import_error: No module named 'einops'"),
+        ([NO_GPU, NO_GPU], [], State.UNJUDGED, "base too; import_error: no device"),
+        ([SLOWLY, SLOWLY], [], State.UNJUDGED, "base too; timeout: "),
+        ([SLOWLY, RIGHT], [], State.WRONG, "timeout: "),
+        ([NO_GPU, MISSING], [], State.WRONG, "import_error: no device"),
         ([MISSING, RIGHT], [], State.WRONG, "import_error: No module named 'einops'"),
         ([LABELLED, RIGHT], [], State.WRONG, "right at its own sizes only, unlike base: n: 31"),
         ([LABELLED, LABELLED], [SAME], State.RIGHT, "right at its own sizes only, like base"),
@@ -160,6 +167,15 @@ def test_an_operator_on_one_side(
     assert all(words in row.words for row, (_, words) in zip(found, expected, strict=True)), found
 
 
+def test_the_backend_of_the_module_that_defines_an_operator(both) -> None:
+    """Other modules of its package, and what they import, do not decide."""
+    package = {"src/mine/all.py": "from mine.cu import cuda\nfrom mine.tri import scale\n",
+               "src/mine/cu.py": "import cutlass\n", "src/mine/tri.py": "import triton\nimport mine.cu\n",
+               "kqueue.toml": LIST.replace("mine.ops", "mine.all")}  # fmt: skip
+    base, _ = both({}, BASE | package)
+    assert base.backend(base.operators.by_name["scale"]) == "triton"
+
+
 def test_only_changed_operators(both) -> None:
     """One is judged if the change touches its files or its definition, and base needs no list of operators."""
     base, head = both({"kqueue.toml": LIST}, BASE | {"kqueue.toml": None})
@@ -202,7 +218,7 @@ def test_sources_of_other_operators(both) -> None:
 
     for task in Check(base, after, judge, lambda *_: SAME).tasks(None):
         task()
-    file, tree = sources
+    file, _, tree, _ = sources
     assert file.problem.startswith(f"{base.line}class Model: ...\n")
     assert "def get_init_inputs():\n    return {'n': n}" in file.problem
     assert tree.problem.startswith(base.line)
