@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -125,7 +126,13 @@ def methods(owner: str, what: Any, known: dict[str, str]) -> str:
             known[row] = owner
             rows.append(row)
     own = "\n" + "\n".join(rows) + "\n" if rows else ""
-    return own + "".join(f"\nThe same as in `{earlier}`: {', '.join(names)}.\n" for earlier, names in same.items())
+    owners = list(known.values())
+    return own + "".join(
+        f"\nAll methods of `{earlier}`.\n"
+        if len(names) == owners.count(earlier)
+        else f"\nThe same as in `{earlier}`: {', '.join(names)}.\n"
+        for earlier, names in same.items()
+    )
 
 
 def routes() -> str:
@@ -137,7 +144,9 @@ def routes() -> str:
     described, needed = app.openapi()["paths"], scopes(app)
     rows = [
         listed(
-            f"`{method.upper()} {path}`", _scope(needed, method, path), one.get("description", "").partition("\n\n")[0]
+            f"`{method.upper()} {path}`",
+            _scope(needed, method, path),
+            re.split(r"(?<=\.)\s", one.get("description", ""))[0],
         )
         for path, methods in sorted(described.items())
         for method, one in methods.items()
