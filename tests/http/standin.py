@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -89,7 +90,8 @@ class Served:
         return url
 
     def close(self) -> None:
-        self._server.should_exit = True
+        """Stop the server as SIGTERM does: waiting requests are answered at once."""
+        self._server.handle_exit(signal.SIGTERM, None)
         self._thread.join()
         for listening in self._sockets:
             listening.close()
