@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -120,19 +119,15 @@ def methods(owner: str, what: Any, known: dict[str, str]) -> str:
             continue
         shown = name if isinstance(one, property) else f"{name}{arguments(one)}"
         row = listed(f"`{shown}`", "", first(one))
-        if row in known:
-            same.setdefault(known[row], []).append(f"`{name}`")
-        else:
-            known[row] = owner
+        if (earlier := known.setdefault(row, owner)) == owner:
             rows.append(row)
+        else:
+            same.setdefault(earlier, []).append(f"`{name}`")
     own = "\n" + "\n".join(rows) + "\n" if rows else ""
-    owners = list(known.values())
-    return own + "".join(
-        f"\nAll methods of `{earlier}`.\n"
-        if len(names) == owners.count(earlier)
-        else f"\nThe same as in `{earlier}`: {', '.join(names)}.\n"
-        for earlier, names in same.items()
-    )
+    for earlier, names in same.items():
+        is_all = len(names) == list(known.values()).count(earlier)
+        own += f"\nThe same as in `{earlier}`: {'all methods' if is_all else ', '.join(names)}.\n"
+    return own
 
 
 def routes() -> str:
@@ -143,11 +138,7 @@ def routes() -> str:
     app = create_app(load(database_url="postgresql+psycopg://nowhere/none"))
     described, needed = app.openapi()["paths"], scopes(app)
     rows = [
-        listed(
-            f"`{method.upper()} {path}`",
-            _scope(needed, method, path),
-            re.split(r"(?<=\.)\s", one.get("description", ""))[0],
-        )
+        listed(f"`{method.upper()} {path}`", _scope(needed, method, path), one["description"].split(".")[0] + ".")
         for path, methods in sorted(described.items())
         for method, one in methods.items()
         if path.startswith("/v1/") and not path.startswith(REPORTS)
