@@ -119,13 +119,15 @@ def methods(owner: str, what: Any, known: dict[str, str]) -> str:
             continue
         shown = name if isinstance(one, property) else f"{name}{arguments(one)}"
         row = listed(f"`{shown}`", "", first(one))
-        if row in known:
-            same.setdefault(known[row], []).append(f"`{name}`")
-        else:
-            known[row] = owner
+        if (earlier := known.setdefault(row, owner)) == owner:
             rows.append(row)
+        else:
+            same.setdefault(earlier, []).append(f"`{name}`")
     own = "\n" + "\n".join(rows) + "\n" if rows else ""
-    return own + "".join(f"\nThe same as in `{earlier}`: {', '.join(names)}.\n" for earlier, names in same.items())
+    for earlier, names in same.items():
+        is_all = len(names) == list(known.values()).count(earlier)
+        own += f"\nThe same as in `{earlier}`: {'all methods' if is_all else ', '.join(names)}.\n"
+    return own
 
 
 def routes() -> str:
@@ -136,9 +138,7 @@ def routes() -> str:
     app = create_app(load(database_url="postgresql+psycopg://nowhere/none"))
     described, needed = app.openapi()["paths"], scopes(app)
     rows = [
-        listed(
-            f"`{method.upper()} {path}`", _scope(needed, method, path), one.get("description", "").partition("\n\n")[0]
-        )
+        listed(f"`{method.upper()} {path}`", _scope(needed, method, path), one["description"].split(".")[0] + ".")
         for path, methods in sorted(described.items())
         for method, one in methods.items()
         if path.startswith("/v1/") and not path.startswith(REPORTS)

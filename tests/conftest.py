@@ -25,22 +25,24 @@ os.environ.setdefault("SSL_CERT_DIR", "/etc/ssl/certs")
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import hypothesis
 import pytest
 import redis
 import structlog
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from kqueue.config import Config, load
 from kqueue.local.servers import Postgres, Valkey
-from kqueue.store import workers
 from kqueue.store.engine import connect
 from tests.samples import request_fields
 from tests.services import Server, start, with_schema
+from tests.store.steps import lasting_worker
 
 pytest_plugins = ["pytester", "tests.tiers", "tests.fleet.fixtures", "tests.health.fixtures", "tests.judge.fixtures"]
+# jsonschema would build 38 grammars for formats that no schema here has, which takes a tenth of the collection's time.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 # On a busy machine an example takes any time.
 hypothesis.settings.register_profile("kqueue", deadline=None)
 hypothesis.settings.load_profile("kqueue")
@@ -56,10 +58,12 @@ def pytest_collectstart() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Write no more bytecode, and exempt imported objects from garbage collection, so that forks share them."""
+    """Write no more bytecode, and exempt imported objects from garbage collection, so that forks share them.
+
+    A collection before that would take two seconds and free little.
+    """
     sys.dont_write_bytecode = True
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 
@@ -147,8 +151,4 @@ def fields() -> Callable[..., dict[str, object]]:
 @pytest.fixture
 def worker_id(engine: Engine) -> UUID:
     """Return a worker of the lane ``cpu`` that counts as alive however long the test takes."""
-    identity = uuid4()
-    workers.register(engine, id=identity, name="cpu-0@here", host="here", pid=1, lanes=["cpu"], device="cpu")
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE workers SET heartbeat_at = now() + interval '1 hour'"))
-    return identity
+    return lasting_worker(engine)

@@ -70,11 +70,12 @@ _HARD: Final = (
 )
 #: Deadline in seconds of kernels that never end, by lane.
 _DEADLINE_S: Final = {"cpu": 1.0, "gpu": 3.0}
-#: Number of evaluations submitted at once, and number kept waiting in Redis.
-_SUBMIT: Final = 10
-_WAITING: Final = 20
-#: Limit of open evaluations. Those whose messages Redis lost wait for the sweeper in addition to new ones.
-_OPEN: Final = 60
+#: Number of evaluations submitted at once.
+_SUBMIT: Final = 4
+#: Number kept waiting for each slot. More would only be judged when the chaos is over.
+_WAITING: Final = 4
+#: Limit of open evaluations of each slot. Those whose messages Redis lost wait for the sweeper beside new ones.
+_OPEN: Final = 10
 _START_S: Final = 300.0
 #: Maximum seconds between two verdicts once the monkey has stopped.
 _STUCK_S: Final = 180.0
@@ -111,13 +112,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--gpus", default="0", metavar="N,N", help="the GPUs, by NVML's numbers (default 0)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write everything there, as JSON")
     parser.add_argument("--logs", type=Path, metavar="DIR", help="copy the fleet's logs there")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.slots = options.slots or (6 if options.lane == "gpu" else 2)
+    return options
 
 
 def _soak(options: argparse.Namespace, root: Path) -> int:
     gpu = options.lane == "gpu"
     table = {entry.name: entry for entry in _gallery(options.lane)}
-    fleet = _start_fleet(root, options.gpus if gpu else None, options.slots or (6 if gpu else 2))
+    fleet = _start_fleet(root, options.gpus if gpu else None, options.slots)
     try:
         return _run(options, root, table, fleet, gpu)
     finally:
@@ -132,6 +135,7 @@ def _run(options: argparse.Namespace, root: Path, table: dict[str, Entry], fleet
     engine = connect(config.require_database(), application="soak", pool_size=2)
     monkey = _monkey(options, family, config)
     accepted: dict[UUID, str] = {}
+    slots = options.slots * (len(options.gpus.split(",")) if gpu else 1)
     begun, at = time.monotonic(), time.time()
     print(f"lane {options.lane}, seed {options.seed}, {len(table)} entries of the gallery", flush=True)
     with Client(config) as kq:
@@ -140,7 +144,7 @@ def _run(options: argparse.Namespace, root: Path, table: dict[str, Entry], fleet
             monkey.start()
         try:
             for request, name in _mixture(options, table, begun):
-                _submit(kq, engine, config, request, name, accepted)
+                _submit(kq, engine, config, slots, request, name, accepted)
             submitted_s = time.monotonic() - begun
         finally:
             if not options.calm:
@@ -263,12 +267,18 @@ def _monkey(options: argparse.Namespace, family: Family, config: Config) -> Monk
 
 
 def _submit(
-    kq: Client, engine: Engine, config: Config, requests: list[Request], names: list[str], accepted: dict[UUID, str]
+    kq: Client,
+    engine: Engine,
+    config: Config,
+    slots: int,
+    requests: list[Request],
+    names: list[str],
+    accepted: dict[UUID, str],
 ) -> None:
     """Submit a batch when there is room for it. Repeat it under its keys until it is answered."""
     while True:
         try:
-            if _has_room(engine, config):
+            if _has_room(engine, config, slots):
                 tickets = kq.submit_batch(requests, allow_idle_lane=True)
                 accepted |= {ticket.evaluation_id: name for ticket, name in zip(tickets, names, strict=True)}
                 return
@@ -277,7 +287,7 @@ def _submit(
         time.sleep(0.2)
 
 
-def _has_room(engine: Engine, config: Config) -> bool:
+def _has_room(engine: Engine, config: Config, slots: int) -> bool:
     """Return whether few messages wait and few enough evaluations are open."""
     import redis
 
@@ -285,13 +295,13 @@ def _has_room(engine: Engine, config: Config) -> bool:
         states = dict(
             connection.execute(text("SELECT state, count(*) FROM evaluations WHERE state <> 'done' GROUP BY 1")).all()
         )
-    if sum(states.values()) < _WAITING:
+    if sum(states.values()) < _WAITING * slots:
         return True
-    if sum(states.values()) >= _OPEN:
+    if sum(states.values()) >= _OPEN * slots:
         return False
     try:
         with redis.Redis.from_url(config.require_redis().replace("redis+socket://", "unix://"), socket_timeout=2) as r:
-            return sum(int(r.llen(f"kqueue.{lane}")) for lane in ("cpu", "gpu")) < _WAITING / 2
+            return sum(int(r.llen(f"kqueue.{lane}")) for lane in ("cpu", "gpu")) < _WAITING * slots / 2
     except redis.RedisError:
         return False
 

@@ -32,7 +32,6 @@ ACTS = {"cancel": 4, "kill a process": 4, "kill a worker": 0.3, "claim and fall 
     ("seed", "true", "many"),
     [
         pytest.param(1, False, 40, id="scripted judges"),
-        pytest.param(2, False, 200, id="scripted judges again", marks=pytest.mark.nightly),
         pytest.param(3, True, 200, id="real judges", marks=pytest.mark.nightly),
     ],
 )

@@ -8,25 +8,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
 
 import pytest
 
-from kqueue import broker, sweeper
 from kqueue.local import servers as embedded
 from kqueue.local.servers import Postgres, Valkey
-from kqueue.store import evaluations
-from kqueue.store import workers as registry
-from kqueue.store.engine import connect
-from tests.chaos.rig import PATIENCE_S, Whole, kill_tree, worker_of
+from tests.chaos.rig import Whole, kill_tree, worker_of
 from tests.fleet.told import Services, fleets
 from tests.services import with_schema
-from tests.store.steps import change
 from workers.judge.host import linux
 from workers.judge.sandbox import cgroups
 
@@ -179,55 +171,6 @@ def test_the_databases_clock_may_jump(tmp_path: Path, monkeypatch: pytest.Monkey
             assert fleet.process.poll() is None
         services.engine.dispose()
         services.app.close()
-
-
-@pytest.mark.nightly
-def test_sweepers_at_once_do_everything_once(services: Any, fleet: Any, whole: Any) -> None:
-    """Three concurrent sweepers end each expired lease and resend each lost message once."""
-    dead, over = uuid4(), threading.Event()
-    where = {"name": "cpu-0@gone", "host": "gone", "pid": 1, "lanes": ["cpu"], "device": "cpu"}
-    registry.register(services.engine, id=dead, **where)
-    lost: list[UUID] = []
-    unsent: list[UUID] = []
-
-    def sweep() -> tuple[list[UUID], int]:
-        """Sweep without a pause until the test is over. Return the ended leases and the number of sent messages."""
-        ended, published = [], 0
-        engine = connect(services.postgres.url, application="a sweeper", pool_size=2)
-        app = broker.make_app(services.config())
-        while not over.wait(0.02):
-            report = sweeper.sweep(engine, app, retry_delay_s=0.1)
-            ended += [identity for identity, _ in report.lost]
-            published += report.published
-        engine.dispose()
-        app.close()
-        return ended, published
-
-    with ThreadPoolExecutor(2) as pool:
-        others = [pool.submit(sweep) for _ in range(2)]
-        try:
-            for _ in range(2):
-                for identity in [services.submit("ok", attempts=3, send=False) for _ in range(3)]:
-                    # The sweeper can have found the lost message first. The fleet's worker has the evaluation then.
-                    claimed = evaluations.claim(services.engine, identity, worker_id=dead, lease_s=0.5)
-                    (lost if claimed else unsent).append(identity)
-                unsent += [services.submit("ok", attempts=3, send=False) for _ in range(4)]
-                services.age()
-                time.sleep(0.7)
-        finally:
-            over.set()
-        said = [other.result(PATIENCE_S) for other in others]
-    change(services.engine, "UPDATE workers SET heartbeat_at = now() - interval '1 hour' WHERE host = 'gone'")
-    attempts = whole(*lost, attempts=2)
-    assert [(a.category, a.written_by) for a in attempts] == [("worker_lost", "sweeper"), ("passed", "judge")] * len(
-        lost
-    )
-    whole(*unsent, attempts=1)
-    ended = [identity for each, _ in said for identity in each]
-    assert ended
-    assert len(ended) == len(set(ended))
-    assert set(ended) <= set(lost)
-    assert any(published for _, published in said)
 
 
 def test_a_machine_that_is_gone_is_taken_over(services: Any, start_fleet: Any, fleet: Any, whole: Any) -> None:

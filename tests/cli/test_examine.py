@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine, text
 
 from kqueue.contract import Request
 from kqueue.evidence import Evidence, KernelProfile, Profile, Sanitized, SanitizerFinding
-from kqueue.store import evaluations, workers
+from kqueue.store import evaluations
 from tests.cli.command import Cli, Judgement, judge
 from tests.samples import passed
-from tests.store.steps import change, count
+from tests.store.steps import change, count, lasting_worker
 
 PROBLEM = "SIZE = 4096\nclass Model: ...\n"
 KERNEL = "class ModelNew: ...  # mine\n"
@@ -36,10 +36,7 @@ def profile(ms: float) -> Profile:
 @pytest.fixture
 def gpu(engine: Engine) -> UUID:
     """Register a live worker of the lane `gpu` in the database."""
-    identity = uuid4()
-    workers.register(engine, id=identity, name="gpu-0@here", host="here", pid=1, lanes=["gpu"], device="GPU-0")
-    change(engine, "UPDATE workers SET heartbeat_at = now() + interval '1 hour'")
-    return identity
+    return lasting_worker(engine, "gpu", "GPU-0")
 
 
 def known(engine: Engine, gpu: UUID, evidence: Evidence, label: str = "mine") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx
+import pytest
 from fastapi import FastAPI
 from sqlalchemy import Engine, text
 
@@ -22,6 +24,7 @@ from kqueue.filters import Filters
 from kqueue.http.app import create_app
 from kqueue.http.devices import Fleet
 from kqueue.http.server import Server, listen, listen_at
+from kqueue.store import engine as database
 from kqueue.store import evaluations
 from kqueue.store.engine import connect
 from kqueue.store.models import Base
@@ -54,8 +57,11 @@ class Served:
         self.url = f"http://127.0.0.1:{self.port}"
         self._server = Server(self.app, **server)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": self._sockets})
-        self._thread.start()
-        until(lambda: self._server.started or not self._thread.is_alive(), what="the server")
+        with pytest.MonkeyPatch.context() as patch:
+            # A busy machine can take longer to open a connection than a server waits for Postgres.
+            patch.setattr(database, "CONNECT_TIMEOUT_S", 60)
+            self._thread.start()
+            until(lambda: self._server.started or not self._thread.is_alive(), what="the server")
         assert self._server.started
 
     @property
@@ -89,7 +95,8 @@ class Served:
         return url
 
     def close(self) -> None:
-        self._server.should_exit = True
+        """Stop the server as SIGTERM does: waiting requests are answered at once."""
+        self._server.handle_exit(signal.SIGTERM, None)
         self._thread.join()
         for listening in self._sockets:
             listening.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import NamedTuple
-from uuid import uuid4
 
 import pytest
 import schemathesis
@@ -12,9 +11,9 @@ from schemathesis.checks import CHECKS as REGISTRY
 from schemathesis.checks import load_all_checks
 from sqlalchemy import Engine
 
-from kqueue.store import workers
 from tests.http.standin import Served
 from tests.samples import request_fields
+from tests.store.steps import lasting_worker
 
 #: The check of accepted data is left out, because a schema cannot express all rules for bodies.
 load_all_checks()
@@ -32,7 +31,7 @@ class Api(NamedTuple):
 @pytest.fixture
 def api(served: Served, judging: None, engine: Engine) -> Api:
     """The description from a server with a worker that passes every evaluation."""
-    workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=1, lanes=["gpu"], device="GPU-0")
+    lasting_worker(engine, "gpu", "GPU-0")
     with served.client() as http:
         http.post("/v1/evaluations", json=request_fields(batch="tuesday")).raise_for_status()
     described = schemathesis.openapi.from_url(f"{served.url}/openapi.json")

@@ -35,7 +35,7 @@ cheat, why it works with an evaluator that compares and times inside the kernel'
 *Stopped* means any category except `passed`. Some cheats are allowed to pass, but only with an honest time: the cheat's
 median time over an honest kernel's for the same problem, both with exclusive access to the device. Controls are honest
 kernels that look suspicious. One that does not pass, or whose time changes, counts as a failure. An outcome without a
-lane is the outcome of both.
+lane is the outcome of both, and a control without an outcome passed.
 
 Run it again with `make integrity ARGS='--lane gpu --out tests/integrity/results/gpu.json'` (or `--lane cpu`).
 """
@@ -54,8 +54,10 @@ def report() -> str:
     lines = [_HEAD, "## Summary", "", *_summary(everything, found)]
     lines += [f"\n{lane.upper()}: {found[lane]['note']}" for lane in LANES if "note" in found[lane]]
     lines += ["", "## Known not to be caught", ""]
-    holes = [program for program in everything if program.hole]
-    lines += [f"- `{program.name}` ({program.family}): {program.hole}" for program in holes]
+    holes: dict[str, list[str]] = {}
+    for program in everything:
+        holes.setdefault(program.hole, []).append(f"`{program.name}` ({program.family})")
+    lines += [f"- {', '.join(names)}: {hole}" for hole, names in holes.items() if hole]
     lines += ["", "## Programs"]
     for title, chosen in _sections(everything):
         lines += ["", f"**{title[:1].upper()}{title[1:]}**", ""]
@@ -147,26 +149,27 @@ def _line(first: str, alike: list[Program], found: dict[str, dict[str, Any]]) ->
         names.setdefault(_outcomes(program, found), []).append(f"`{program.name}`")
     noted = [program for program in alike if not re.fullmatch(r"Here: \w+\.|", program.note)]
     notes = [f"`{program.name}`: {program.note}" if len(alike) > 1 else program.note for program in noted]
-    shown = ", ".join(f"{', '.join(those)} ({outcomes})" for outcomes, those in names.items())
+    shown = ", ".join(", ".join(those) + (outcomes and f" ({outcomes})") for outcomes, those in names.items())
     return f"- {shown}: {' '.join([first.removeprefix('Honest: '), *notes])}"
 
 
 def _outcomes(program: Program, found: dict[str, dict[str, Any]]) -> str:
     cells = [_cell(program, lane, found[lane]) for lane in LANES]
-    outcomes = [f"{lane.upper()} {cell}" for lane, cell in zip(LANES, cells, strict=True) if cell]
-    outcomes = cells[:1] if cells[0] == cells[1] else outcomes
+    outcomes = [f"{lane.upper()} {cell}".strip() for lane, cell in zip(LANES, cells, strict=True) if cell is not None]
+    outcomes = [cell for cell in cells[:1] if cell] if cells[0] == cells[1] else outcomes
     ratio = found["gpu"].get("programs", {}).get(program.name, {}).get("alone", {}).get("ratio")
     return ", ".join(outcomes + ([] if ratio is None else [f"time {ratio:.2f}"]))
 
 
-def _cell(program: Program, lane: str, result: dict[str, Any]) -> str:
+def _cell(program: Program, lane: str, result: dict[str, Any]) -> str | None:
+    """Return the outcome on a lane, empty for a control that passed, and None for a program of other lanes."""
     row = result.get("programs", {}).get(program.name)
     if row is None or lane not in program.lanes:
-        return "not run" if lane in program.lanes else ""
-    cell = f"`{row['category']}`"
+        return "not run" if lane in program.lanes else None
+    cell = "" if program.is_control and row["category"] == "passed" else f"`{row['category']}`"
     if row["category"] == "passed" and row["runtime"] is not None and row["runtime"]["basis"] != "gpu_clock":
         cell += " (CPU clock)" if lane == "gpu" else ""
-    return cell if row["judgement"] == Judgement.OK else f"{cell} **{row['judgement']}**"
+    return (cell if row["judgement"] == Judgement.OK else f"{cell} **{row['judgement']}**").strip()
 
 
 if __name__ == "__main__":

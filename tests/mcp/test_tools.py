@@ -16,9 +16,9 @@ from kqueue.categories import Category
 from kqueue.evidence import Evidence, KernelProfile, Profile, Sanitized, SanitizerFinding
 from kqueue.mcp.files import PAGE_CHARS
 from kqueue.mcp.rendering import FEEDBACK_CHARS
-from kqueue.store import workers
 from tests.mcp.agents import quoted, refusal, text_of, told
 from tests.samples import ended, passed
+from tests.store.steps import lasting_worker
 
 pytestmark = pytest.mark.anyio
 PROBLEM = "class Model: ..."
@@ -99,7 +99,7 @@ async def test_several_kernels(client: Client, judge) -> None:
 
 async def test_a_kernel_is_examined(client: Client, judge, queued, engine: Engine) -> None:
     """Small sizes are tried first, and original ones if the verdict differs. A known profile is returned at once."""
-    workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=1, lanes=["gpu"], device="GPU-0")
+    lasting_worker(engine, "gpu", "GPU-0")
     finding = SanitizerFinding(kind="Invalid __global__ read", kernel="k", file="kernel.py", line=8, count=2)
     found = Evidence(sanitized=(Sanitized(tool="memcheck", errors=2, findings=(finding,), seconds=2.0),))
     counted = KernelProfile(name="k", launches=1, duration_ms=0.5)

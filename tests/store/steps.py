@@ -6,12 +6,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from uuid import UUID, uuid4
 
 from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome
-from kqueue.store import evaluations
+from kqueue.store import evaluations, workers
 from kqueue.store.evaluations import Claim, Recorded
 
 PASSED = Outcome(category=Category.PASSED, message="fine")
@@ -40,6 +41,14 @@ def change(engine: Engine, statement: str, **values: object) -> None:
     """Change the database directly, mostly its timestamps."""
     with engine.begin() as connection:
         connection.execute(text(statement), values)
+
+
+def lasting_worker(engine: Engine, lane: str = "cpu", device: str = "cpu") -> UUID:
+    """Register a worker of a lane that counts as alive however long the test takes."""
+    identity = uuid4()
+    workers.register(engine, id=identity, name=f"{lane}-0@here", host="here", pid=1, lanes=[lane], device=device)
+    change(engine, "UPDATE workers SET heartbeat_at = now() + interval '1 hour' WHERE id = :id", id=identity)
+    return identity
 
 
 def unchecked(engine: Engine, *tables: str) -> None:

@@ -304,26 +304,6 @@ def test_a_redis_that_hangs_is_given_up(own_valkey: Valkey) -> None:
         assert {first.evaluation_id, last.evaluation_id} <= broker.waiting(app, "cpu")
 
 
-def test_redis_down_is_borne(engine: Engine, own_valkey: Valkey, fields) -> None:
-    """Without Redis all other work is done, and the messages are sent when it returns."""
-    with broker.make_app(load(redis_url=own_valkey.url)) as app:
-        own_valkey.stop()
-        submit(engine, fields, 3)
-        expired = submit(engine, fields, 1, queue_wait_s=1)
-        older(engine)
-        report = sweep(engine, app, retry_delay_s=1)
-        assert (report.swept, report.published, report.expired) == (True, 0, 1)
-        assert report.broker_error is not None
-        assert "KQUEUE_REDIS_URL" in report.broker_error
-        with pytest.raises(BrokerUnavailable, match="KQUEUE_REDIS_URL"):
-            broker.publish(app, [message()])
-        with pytest.raises(BrokerUnavailable, match="KQUEUE_REDIS_URL"):
-            broker.waiting(app, "cpu")
-        own_valkey.start()
-        assert sweep(engine, app, retry_delay_s=1).published == 3
-        assert expired[0] not in broker.waiting(app, "cpu")
-
-
 def test_a_restart_of_redis_loses_no_message(engine: Engine, own_valkey: Valkey) -> None:
     """A connection that broke between two messages is opened again, and all sweeps share one connection."""
     with broker.make_app(load(redis_url=own_valkey.url)) as app:

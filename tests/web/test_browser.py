@@ -6,15 +6,15 @@ import hashlib
 import re
 from collections.abc import Callable
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine
 
 from kqueue.categories import Category
-from kqueue.store import workers
 from tests.http.standin import Served, submit
 from tests.samples import ended, examined, request_fields
+from tests.store.steps import lasting_worker
 from tests.web.browsing import NEEDS_CHROMIUM, violations
 from tests.web.reading import judged, search, took
 
@@ -74,7 +74,7 @@ def addresses(served: Served, engine: Engine, judge: Callable[..., None]) -> lis
     good = judged(served, judge, took(0.4), batch="step/1", kernel_label="good one")
     bad = judged(served, judge, ended(Category.WRONG_VALUES, log="hello\n"), batch="step/1")
     one, other = search(engine, "alpha"), search(engine, "beta")
-    workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=1, lanes=["gpu"], device="GPU-0")
+    lasting_worker(engine, "gpu", "GPU-0")
     judged(served, judge, examined("relu"), lane="gpu", settings={"examine": {"profile": True}})
     problem = hashlib.sha256(str(request_fields()["problem"]).encode()).hexdigest()
     lists = ["problems", f"problems/{problem}", "batches", "batches/step%2F1", "runs", "cost?by=producer"]

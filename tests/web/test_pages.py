@@ -22,7 +22,7 @@ from kqueue.store.models import Probe, ProbePause
 from kqueue.web import now
 from tests.http.standin import Served, submit
 from tests.samples import examined, passed, request_fields
-from tests.store.steps import change
+from tests.store.steps import change, lasting_worker
 from tests.stored import EVERY
 from tests.waiting import until
 from tests.web.reading import HOSTILE, Elements, check, judged, shown
@@ -258,7 +258,7 @@ def test_a_kernel_is_examined(served: Served, browser: httpx.Client, judge, engi
     assert browser.post(f"/evaluations/{identity}/sanitize", headers=OWN_FORM).status_code == 422
     picture = browser.get(f"/evaluations/{identity}/roofline.svg")
     assert picture.headers["content-type"].startswith("image/svg+xml")
-    workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=1, lanes=["gpu"], device="GPU-0")
+    lasting_worker(engine, "gpu", "GPU-0")
     on_gpu = put(served, lane="gpu")
     judge(on_gpu, passed())
     assert "<button>Sanitize" in browser.get(f"/evaluations/{on_gpu}").text

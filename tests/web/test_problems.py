@@ -17,11 +17,12 @@ from kqueue.categories import Category
 from kqueue.charts import Theme
 from kqueue.contract import Outcome, Request
 from kqueue.evidence import Evidence, Profile
-from kqueue.store import sharing, workers
+from kqueue.store import sharing
 from kqueue.text import cell
 from kqueue.web import export, pictures, problems
 from tests.http.standin import Served, end
 from tests.samples import ended, examined, passed, request_fields, timed
+from tests.store.steps import lasting_worker
 from tests.web.reading import HOSTILE, Elements, drawn, found_wrong, judged, shown, took
 from tests.web.visiting import OWN_FORM
 
@@ -89,7 +90,7 @@ def test_the_roofline_of_a_problem(served, browser, judge, engine, worker_id, pr
     page = shown(browser, f"/problems/{problem_hash}")
     assert "Roofline" not in page
     assert page.split('id="counts"')[1].split("</section>")[0].count("<svg") == 1
-    workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=1, lanes=["gpu"], device="GPU-0")
+    lasting_worker(engine, "gpu", "GPU-0")
 
     def profiled(label: str, device: str, outcome: Outcome) -> UUID:
         fields = {"kernel_label": label, "kernel": f"class ModelNew: {label!r}\n", "lane": "gpu"}
