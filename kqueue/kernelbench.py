@@ -174,6 +174,15 @@ def _of_failure(verdict: Verdict) -> dict[str, Any]:
     return issue
 
 
+def error_code(category: Category) -> str:
+    """Return KernelGYM's code of a failure."""
+    if category.blame is not Blame.CANDIDATE:
+        return "VALIDATION_ERROR" if category.blame is Blame.PROBLEM else "SYSTEM_ERROR"
+    own = {Category.SYNTAX_ERROR: "SYNTAX_ERROR", Category.TIMEOUT: "TIMEOUT_ERROR"}.get(category)
+    later = "CORRECTNESS_ERROR" if category in _ABOUT_OUTPUTS else "RUNTIME_ERROR"
+    return own or (later if category.info.compiled else "COMPILATION_ERROR")
+
+
 def _stats(measurement: Measurement | None, where: dict[str, Any]) -> dict[str, Any]:
     if measurement is None or measurement.median_ms <= 0:
         return {}

@@ -117,6 +117,29 @@ def fields(text: str | bytes) -> dict[str, Any]:
     return known if isinstance(known, dict) else {}
 
 
+def rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield a file's rows. A line that is no JSON object is a row without columns."""
+    if file.suffix == ".parquet":
+        try:
+            from pyarrow import ArrowException, parquet
+        except ImportError:
+            raise InvalidRequest(f"{file}: Parquet needs pyarrow: install kqueue[parquet]") from None
+        try:
+            for batch in parquet.ParquetFile(file).iter_batches(batch_size=256):
+                yield from batch.to_pylist()
+        except (ArrowException, OSError) as error:
+            raise InvalidRequest(f"{file}: no Parquet file: {error}") from None
+    elif file.suffix == ".json":
+        try:
+            rows = json.loads(file.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"{file}: not JSON: {error}") from None
+        yield from (row if isinstance(row, dict) else {} for row in (rows if isinstance(rows, list) else [rows]))
+    else:
+        with file.open(encoding="utf-8", errors="replace") as stream:
+            yield from map(fields, filter(str.strip, stream))
+
+
 def parsed(source: str, what: str) -> ast.Module:
     """Return the syntax tree of a source."""
     try:

@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kqueue import contract
-from kqueue.categories import Blame, Category
+from kqueue.categories import Blame
 from kqueue.contract import Bounded, Policy, Verdict
 from kqueue.errors import InvalidRequest, UnknownEvaluation
 from kqueue.evidence import Hack, Measurement
@@ -29,6 +29,7 @@ from kqueue.http.auth import Caller, Reader, Submitter
 from kqueue.http.devices import CurrentFleet, View
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import CurrentGateway, Gateway
+from kqueue.kernelbench import error_code
 from kqueue.states import EvaluationState, Priority, Purpose
 from kqueue.store import reports
 from kqueue.store.reports import Progress
@@ -46,16 +47,6 @@ _STATUSES: Final[Mapping[EvaluationState | Blame | None, str]] = {
     EvaluationState.RUNNING: "processing",
     Blame.NONE: "completed",
     Blame.NOBODY: "cancelled",
-}
-#: Codes by the blame, the category, or a key of KernelBench's metadata. Other failures are ``RUNTIME_ERROR``.
-_ERROR_CODES: Final[Mapping[str, str]] = {
-    Blame.PROBLEM: "VALIDATION_ERROR",
-    Blame.FLEET: "SYSTEM_ERROR",
-    Blame.NOBODY: "SYSTEM_ERROR",
-    Category.SYNTAX_ERROR: "SYNTAX_ERROR",
-    Category.TIMEOUT: "TIMEOUT_ERROR",
-    "compilation_error": "COMPILATION_ERROR",
-    "correctness_issue": "CORRECTNESS_ERROR",
 }
 _Id = Annotated[str, Field(pattern=r"^[^\x00]{1,100}$")]
 
@@ -373,8 +364,7 @@ async def _result(gateway: Gateway, view: View, progress: Progress, task_id: str
     metadata = seen.result["metadata"]
     result.metadata = metadata | _coverage(verdict)
     if not verdict.passed:
-        codes = (_ERROR_CODES.get(key) for key in (verdict.blame, verdict.category, *metadata))
-        result.error_code = next(filter(None, codes), "RUNTIME_ERROR")
+        result.error_code = error_code(verdict.category)
     if not verdict.judged:
         return result
     provenance = verdict.evidence.provenance

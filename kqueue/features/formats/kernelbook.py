@@ -5,14 +5,12 @@ A row's module becomes ``Model``. Its kernel is the class of the same name with 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import create_model
 
-from kqueue.errors import InvalidRequest
 from kqueue.formats import common
 from kqueue.formats.common import Problem, Refused
 
@@ -31,7 +29,7 @@ def find(path: Path) -> list[Path]:
 def read(path: Path) -> Iterator[Problem | Refused]:
     """Yield the rows at a path."""
     for file in find(path):
-        for number, row in enumerate(_rows(file), 1):
+        for number, row in enumerate(common.rows(file), 1):
             name = f"{row.get('entry_point', 'row')}_{row.get('uuid', number)}"
             yield common.attempt(name, lambda name=name, row=row: _translate(name, common.valid(_Row, row)))
 
@@ -56,26 +54,3 @@ def _has_rows(file: Path) -> bool:
         return file.suffix == ".parquet"
     with file.open("rb") as stream:
         return f'"{_CODE}"'.encode() in stream.read(4 << 20)  # other long columns can come before it
-
-
-def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield a file's rows. A line that is no JSON object is a row without columns."""
-    if file.suffix == ".parquet":
-        try:
-            from pyarrow import ArrowException, parquet
-        except ImportError:
-            raise InvalidRequest(f"{file}: Parquet needs pyarrow: install kqueue[parquet]") from None
-        try:
-            for batch in parquet.ParquetFile(file).iter_batches(batch_size=256):
-                yield from batch.to_pylist()
-        except (ArrowException, OSError) as error:
-            raise InvalidRequest(f"{file}: no Parquet file: {error}") from None
-    elif file.suffix == ".json":
-        try:
-            rows = json.loads(file.read_bytes())
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"{file}: not JSON: {error}") from None
-        yield from (row if isinstance(row, dict) else {} for row in (rows if isinstance(rows, list) else [rows]))
-    else:
-        with file.open(encoding="utf-8", errors="replace") as stream:
-            yield from map(common.fields, filter(str.strip, stream))

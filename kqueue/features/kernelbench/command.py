@@ -442,25 +442,6 @@ def import_(
         raise typer.Exit(1)
 
 
-@problems.command()
-def traces(
-    folder: _Set,
-    verdicts: Annotated[
-        typer.FileText, typer.Argument(metavar="VERDICTS", help="Output of `judge --json`, or - for stdin.")
-    ],
-) -> None:
-    """Print verdicts on a set of flashinfer-bench as its traces, one for each workload."""
-    from kqueue.features.kernelbench.traces import traces_of
-
-    for number, line in enumerate(filter(str.strip, verdicts), 1):
-        try:
-            record = json.loads(line)
-            for trace in traces_of(folder, record):
-                write_json(trace)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InvalidRequest(f"line {number}: no verdict of `kqueue judge --json`: {error!r}") from None
-
-
 def _safe(name: str) -> str:
     """Return a name as a relative path below a folder."""
     parts = [re.sub(r"[^\w.+-]", "_", part).lstrip(".") for part in name.split("/")]

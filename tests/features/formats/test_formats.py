@@ -16,8 +16,8 @@ from kqueue.cli import main, sources
 from kqueue.config import load
 from kqueue.contract import Outcome
 from kqueue.errors import InvalidRequest
+from kqueue.features.convert.forms import traces_of
 from kqueue.features.kernelbench import command
-from kqueue.features.kernelbench.traces import traces_of
 from kqueue.judging import LocalJudge
 from tests.features.formats import sets
 
@@ -40,7 +40,7 @@ def judged(judge: LocalJudge, problem: formats.Problem, kernel: str) -> Outcome:
 def traces(judge: LocalJudge, root: Path, outcome: Outcome) -> list[dict[str, Any]]:
     environment = judge.machine.environment.model_dump(mode="json")
     verdict = {**outcome.model_dump(mode="json"), "environment": environment}
-    return list(traces_of(root, {"problem_label": "pick", "kernel_label": "into", "verdict": verdict}))
+    return list(traces_of(root, {"problem_label": "pick", "kernel_label": "into", **verdict}))
 
 
 def refused(path: Path) -> dict[str, str]:
