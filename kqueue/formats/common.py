@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from kqueue import shapes
 from kqueue.contract import MAX_SOURCE_BYTES
-from kqueue.errors import InvalidRequest
+from kqueue.errors import ConfigError, InvalidRequest
 from kqueue.files import read_text as read_file
 
 #: Variable of a translated problem with its format, and with the facts that a translation of kernels needs.
@@ -138,6 +138,18 @@ def rows(file: Path) -> Iterator[dict[str, Any]]:
     else:
         with file.open(encoding="utf-8", errors="replace") as stream:
             yield from map(fields, filter(str.strip, stream))
+
+
+def yaml_of(file: Path) -> object:
+    """Return the content of a YAML file."""
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise ConfigError(f"{file.name} needs PyYAML: `pip install 'kqueue[cli]'`") from None
+    try:
+        return yaml.safe_load(read_text(file))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{file.name} is not YAML: {' '.join(str(error).split())}") from None
 
 
 def parsed(source: str, what: str) -> ast.Module:
