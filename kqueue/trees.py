@@ -2,7 +2,8 @@
 
 A kernel or problem names a tree in its first line, ``# kqueue tree sha256:HASH``, after which the folder of the
 imports can follow. So the hash of the source covers the tree. The text of a tree lists its files with their hashes
-before their content. It is stored once, in the place of a problem's source.
+before their content. It is stored once, in the place of a problem's source. A second line, ``# kqueue build COMMAND``,
+names the command that builds the tree's extensions.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import base64
 import hashlib
 import io
 import os
+import shlex
 import subprocess
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
-from kqueue.contract import MAX_TESTS_BYTES, MAX_TREE_BYTES, MAX_TREE_FILES, TESTS_LINE, TREE_LINE
+from kqueue.contract import BUILD_LINE, MAX_TESTS_BYTES, MAX_TREE_BYTES, MAX_TREE_FILES, TESTS_LINE, TREE_LINE
 from kqueue.errors import ConfigError, InvalidRequest
 
 #: Limit on the number of files of a repository's tests.
@@ -63,9 +65,13 @@ class Tree(NamedTuple):
         """The tree's name: ``sha256:`` and the hash of its text."""
         return f"sha256:{hashlib.sha256(self.text.encode()).hexdigest()}"
 
-    def line(self, root: str = "") -> str:
-        """Return the first line of a source that names the tree. Its imports begin in the folder ``root``."""
-        return f"{TREE_LINE.rstrip()} {self.name} {root}".rstrip() + "\n"
+    def line(self, root: str = "", build: Sequence[str] = ()) -> str:
+        """Return the first lines of a source that names the tree.
+
+        Its imports begin in the folder ``root``. The command ``build`` builds its extensions.
+        """
+        built = f"{BUILD_LINE} {shlex.join(build)}\n" if build else ""
+        return f"{TREE_LINE.rstrip()} {self.name} {root}".rstrip() + f"\n{built}"
 
 
 def pack(root: Path, shown: str = "") -> Tree:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kqueue.backends import registered
-from kqueue.categories import Blame
+from kqueue.categories import Blame, Category
 from kqueue.contract import Request, Result, Sanitizer, parse_request
 from kqueue.errors import InvalidRequest, JudgeUnavailable
 from kqueue.evidence import SIZES_RULE, Environment
@@ -97,9 +97,14 @@ class Side:
         return self.operators.root if self.operators is not None else ""
 
     @property
+    def build(self) -> tuple[str, ...]:
+        """The command that builds its extensions, or nothing."""
+        return self.operators.build if self.operators is not None else ()
+
+    @property
     def line(self) -> str:
-        """The first line of a source that imports from it."""
-        return self.tree.line(self.root)
+        """The first lines of a source that imports from it."""
+        return self.tree.line(self.root, self.build)
 
     def file_of(self, entry: str) -> str | None:
         """Return the path of the file of an entry's module, or None."""
@@ -166,7 +171,8 @@ class Check:
             yield lambda row=row: row
         for operator in self.head.operators.by_name.values():
             files = self.head.closure(operator) | self.base.closure(theirs.get(operator.name, operator))
-            if changed is not None and operator == theirs.get(operator.name) and not imports.touched(changed, files):
+            same, built = operator == theirs.get(operator.name), bool(self.head.build)
+            if changed is not None and same and not imports.touched(changed, files, built=built):
                 row = Row(operator.name, State.SKIPPED, "the change touches none of its files")
                 yield lambda row=row: row
                 continue
@@ -180,6 +186,8 @@ class Check:
         row = Row(operator.name, State.RIGHT, "", case.shape, str(case.dtype), lane)
         theirs = self.base.operators.by_name.get(operator.name, operator) if self.base.operators else operator
         missing, before = self.head.lacks(operator), self.base.lacks(theirs)
+        if missing and before and self.head.build:
+            missing = before = ""  # builds make it
         if missing and before:
             return row.ending(State.UNJUDGED, f"{missing}, neither in head nor in base")
         if missing:
@@ -206,17 +214,20 @@ class Check:
             return (
                 row.ending(State.RIGHT, "right", *notes) if result.passed else row.ending(State.WRONG, _words(result))
             )
-        if not result.passed and result.facts.exception != _MISSING:
+        fails_to_build = bool(self.head.build) and result.category in _UNBUILT
+        if not result.passed and result.facts.exception != _MISSING and not fails_to_build:
             return row.ending(State.WRONG, _words(result))
         base = self._request(case, row.lane, self.base, theirs, shapes="flag" if specialised else "allow")
         other = self.judge(base)
         if not result.passed:
-            if other.facts.exception == _MISSING:
+            same = fails_to_build and (other.category, other.message) == (result.category, result.message)
+            if other.facts.exception == _MISSING or same:
                 return row.ending(State.UNJUDGED, "base too", _words(result))
             return row.ending(State.WRONG, _words(result))
         notes = ["its definition changed" if operator != theirs else ""]
         if other.blame is Blame.CANDIDATE:
-            return row.ending(State.RIGHT, "right", *notes, f"{_BASE_WRONG}: {_words(other)}")
+            what = _BASE_UNBUILT if other.category in _UNBUILT else _BASE_WRONG
+            return row.ending(State.RIGHT, "right", *notes, f"{what}: {_words(other)}")
         if not other.passed:
             return row.ending(State.UNJUDGED, "right, but base could not be judged", _words(other))
         if specialised and not _specialised(other):
@@ -322,7 +333,7 @@ def sides(
             raise InvalidRequest(f"--operator {name}: {config} of head has {', '.join(head.operators.by_name)}")
     chosen = set(names or head.operators.by_name)
     if base.operators is None:
-        base = replace(base, operators=Operators(head.operators.root, {}))
+        base = replace(base, operators=replace(head.operators, by_name={}))
     elif names:
         base = replace(base, operators=_some(base.operators, chosen))
     return base, replace(head, operators=_some(head.operators, chosen))
@@ -336,6 +347,8 @@ def _some(operators: Operators, names: set[str]) -> Operators:
 _MISSING: Final = "builtins.ModuleNotFoundError"
 _OWN_SIZES: Final = "right at its own sizes only"
 _BASE_WRONG: Final = "base itself is wrong, so their speeds are not compared"
+_BASE_UNBUILT: Final = "base does not build, so their speeds are not compared"
+_UNBUILT: Final = frozenset({Category.COMPILE_ERROR, Category.COMPILE_TIMEOUT})
 
 
 def _reference_of(operator: Operator, base: Side, head: Side) -> Side | None:
