@@ -12,9 +12,11 @@ import base64
 import hashlib
 import io
 import os
+import re
 import shlex
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
@@ -30,6 +32,10 @@ _MOST_BYTES: Final = 512 << 20
 _LEFT_OUT: Final = frozenset({"__pycache__", "node_modules"})
 #: Number of the largest files that a refusal names.
 _NAMED: Final = 3
+
+
+#: A folder, a revision, and the folder in it where imports begin.
+_GIVEN: Final = re.compile(r"(.+?)(?:@([^@:]+))?(?::([^@:]+))?")
 
 
 def find(folder: Path) -> Path:
@@ -100,6 +106,25 @@ def pack(root: Path, shown: str = "") -> Tree:
         )
     text = f"{TREE_LINE}{''.join(lines)}\n{base64.encodebytes(archive).decode()}"
     return Tree(text, frozenset(map(str, sizes)))
+
+
+def pack_given(given: str) -> tuple[Tree, str]:
+    """Return the tree that ``DIR[@REV][:ROOT]`` names, and the folder in it where imports begin.
+
+    Raise InvalidRequest if there is no such folder or revision, or ConfigError as :func:`pack` does.
+    """
+    found = None if Path(given).is_dir() else _GIVEN.fullmatch(given)
+    name, revision, root = found.groups("") if found else (given, "", "")
+    if not (folder := Path(name).resolve()).is_dir():
+        raise InvalidRequest(f"{given}: {name} is no folder: give DIR, DIR@REV, DIR:ROOT or DIR@REV:ROOT")
+    if not revision:
+        return pack(folder, given), root.strip("/")
+    clone = Clone(folder)
+    with tempfile.TemporaryDirectory(prefix="kqueue-tree-") as made:
+        clone.unpack(clone.revision(revision), whole := Path(made, "tree"))
+        if not (there := whole / folder.relative_to(clone.root)).is_dir():
+            raise InvalidRequest(f"{given}: the revision {revision} has no such folder")
+        return pack(there, given), root.strip("/")
 
 
 class Clone:

@@ -135,6 +135,30 @@ BUILD = ["cc", "-shared", "-fPIC", "c/relu.c", "-o", "mine/librelu.so"]
 SHELL = " ".join(BUILD)
 
 
+KERNEL = (
+    f"# kqueue build {SHELL}\nimport torch\n{CALLS}\nclass ModelNew(torch.nn.Module):\n  forward = staticmethod(relu)\n"
+)
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_kernel_in_a_tree(cli: Cli, repository: Repository) -> None:
+    """`--tree` gives a folder or a revision of it, and a duel's second one is B's. The file can name a build."""
+    repository.commit({f"src/{name}": text for name, text in BUILT.items()})
+    repository.commit({"src/c/relu.c": "wrong"})
+    for name, text in {"p.py": RELU, "k.py": KERNEL}.items():
+        (repository.folder / name).write_text(text)
+    quick = ("--device", "cpu", "--set", "checks=1")
+    done = cli("duel", "p.py", "k.py", "k.py", "--tree", "src@HEAD", "--tree", "src@HEAD~1", "--calls", "5", *quick)
+    assert done.stdout.splitlines()[-1] == "B wins, because A ended as compile_error"
+    for tree, status, words in (
+        (".@HEAD~1:src/", 1, "c/relu.c: No such file"),
+        ("gone@HEAD", 2, "gone is no folder"), ("src@gone", 2, "the revision gone is not in"),
+        (f"src/c@{repository.base}", 2, "has no such folder"),
+    ):  # fmt: skip
+        done = cli("judge", "p.py", "k.py", "--tree", tree, "--no-timing", *quick)
+        assert (done.returncode, words in done.stdout + done.stderr) == (status, True), (tree, done)
+
+
 def built_request(tree: trees.Tree, build: list[str], *, of: str = "kernel", **settings: object) -> Request:
     request = request_of(tree, "relu(x)", CALLS)
     problem, kernel = request.problem, request.kernel.removeprefix(tree.line())
@@ -157,7 +181,6 @@ def built_request(tree: trees.Tree, build: list[str], *, of: str = "kernel", **s
         (["sh", "-c", f"echo 'int x' >> c/relu.c; {SHELL}"], "compile_error", "c/relu.c:2:1: error: "),
         (["cc", "-c", "c/gone.c"], "compile_error", "c/gone.c: No such file or directory"),
         (["no-such-tool"], "compile_error", "no-such-tool: not found: the worker lacks this program"),
-        (["python", "-c", "import gone_away"], "compile_error", "ModuleNotFoundError: No module named 'gone_away'"),
         (["truncate", "-s", "300M", "mine/librelu.so"], "compile_error", "wrote 1 files of 300.0 MiB, of which"),
         (["sleep", "600"], "compile_timeout", "(setting deadlines.compile_s)"),
     ],
