@@ -105,7 +105,8 @@ def build(job: Job, beside: Path) -> None:
                 check=False,
             ).returncode
         except OSError as error:
-            raise RuntimeError(f"the build's program: {named.build[0]}: {_LACKS.get(type(error), error)}") from None
+            why = "not found" if isinstance(error, FileNotFoundError) else error
+            raise RuntimeError(f"the build's program: {named.build[0]}: {why}") from None
     with log.open("rb") as output:
         output.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
         said = output.read().decode(errors="replace").strip()
@@ -125,10 +126,6 @@ def build(job: Job, beside: Path) -> None:
     with tarfile.open(place / shelf.TREE, "w", format=tarfile.PAX_FORMAT) as tar:
         for path in made:
             tar.add(path, path.relative_to(folder))
-
-
-#: Words for a program that cannot be started.
-_LACKS: Final = {FileNotFoundError: "not found"}
 
 
 def _unpack_tree(tree: str, folder: Path) -> None:
