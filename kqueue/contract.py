@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
@@ -38,6 +39,8 @@ TREE_LINE: Final = "# kqueue tree\n"
 MAX_TREE_BYTES: Final = 64 << 20
 MAX_TREE_FILES: Final = 20_000
 _MAX_TREE_TEXT: Final = 92 << 20
+#: Start of the second line of a source that names a tree, before the command that builds its extensions.
+BUILD_LINE: Final = "# kqueue build"
 #: Size in bytes of the end of a candidate's output that is stored.
 LOG_TAIL_BYTES: Final = 16 << 10
 GIB: Final = 1 << 30
@@ -51,21 +54,30 @@ HASH: Final = "[0-9a-f]{64}"
 _PROBLEM_NAME: Final = re.compile(f"sha256:({HASH})")
 
 
-#: First line of a source that names a tree, and the folder in it where imports begin.
-_NAMES_TREE: Final = re.compile(rf"# kqueue tree sha256:({HASH})(?: ([\w-][\w.-]*(?:/[\w-][\w.-]*)*))?\n")
+#: First line of a source that names a tree, and the folder in it where imports begin. Then the command that builds it.
+_NAMES_TREE: Final = re.compile(
+    rf"# kqueue tree sha256:({HASH})(?: ([\w-][\w.-]*(?:/[\w-][\w.-]*)*))?\n(?:{BUILD_LINE}\b(.*)\n)?"
+)
 
 
 class NamedTree(NamedTuple):
-    """The tree that a source names: the hash of its text, and the folder in it where imports begin."""
+    """The tree that a source names: the hash of its text, the folder in it where imports begin, and its build."""
 
     hash: str
     root: str
+    build: tuple[str, ...] = ()
+    """The command that builds the tree's extensions, in words."""
 
 
 def named_tree(source: str) -> NamedTree | None:
     """Return the tree that the first line of a source names, or None."""
     found = _NAMES_TREE.match(source)
-    return None if found is None else NamedTree(found[1], found[2] or "")
+    if found is None:
+        return None
+    try:
+        return NamedTree(found[1], found[2] or "", tuple(shlex.split(found[3] or "")))
+    except ValueError:  # a quotation without an end, which no request has
+        return NamedTree(found[1], found[2] or "")
 
 
 #: Name of a registered backend (:mod:`kqueue.backends`), or ``pytest`` for a repository's tests.
@@ -408,8 +420,11 @@ def _source(value: str, what: str) -> str:
         raise ValueError(f"the {what}'s source has {size} bytes, but at most {most} are accepted")
     if "\0" in value:
         raise ValueError(f"the {what}'s source holds a NUL character")
-    if value.startswith(TREE_LINE.rstrip()) and named_tree(value) is None:
-        raise ValueError(f"the {what}'s first line names a tree as `{TREE_LINE.rstrip()} sha256:HASH [FOLDER]`")
+    if value.startswith(TREE_LINE.rstrip()):
+        if (tree := named_tree(value)) is None:
+            raise ValueError(f"the {what}'s first line names a tree as `{TREE_LINE.rstrip()} sha256:HASH [FOLDER]`")
+        if value.partition("\n")[2].startswith(BUILD_LINE) and not tree.build:
+            raise ValueError(f"the {what}'s second line names a build as `{BUILD_LINE} COMMAND`, quoted as in a shell")
     return value
 
 

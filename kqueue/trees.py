@@ -2,7 +2,8 @@
 
 A kernel or problem names a tree in its first line, ``# kqueue tree sha256:HASH``, after which the folder of the
 imports can follow. So the hash of the source covers the tree. The text of a tree lists its files with their hashes
-before their content. It is stored once, in the place of a problem's source.
+before their content. It is stored once, in the place of a problem's source. A second line, ``# kqueue build COMMAND``,
+names the command that builds the tree's extensions.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import base64
 import hashlib
 import io
 import os
+import re
+import shlex
 import subprocess
 import tarfile
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
-from kqueue.contract import MAX_TESTS_BYTES, MAX_TREE_BYTES, MAX_TREE_FILES, TESTS_LINE, TREE_LINE
+from kqueue.contract import BUILD_LINE, MAX_TESTS_BYTES, MAX_TREE_BYTES, MAX_TREE_FILES, TESTS_LINE, TREE_LINE
 from kqueue.errors import ConfigError, InvalidRequest
 
 #: Limit on the number of files of a repository's tests.
@@ -28,6 +32,10 @@ _MOST_BYTES: Final = 512 << 20
 _LEFT_OUT: Final = frozenset({"__pycache__", "node_modules"})
 #: Number of the largest files that a refusal names.
 _NAMED: Final = 3
+
+
+#: A folder, a revision, and the folder in it where imports begin.
+_GIVEN: Final = re.compile(r"(.+?)(?:@([^@:]+))?(?::([^@:]+))?")
 
 
 def find(folder: Path) -> Path:
@@ -63,9 +71,13 @@ class Tree(NamedTuple):
         """The tree's name: ``sha256:`` and the hash of its text."""
         return f"sha256:{hashlib.sha256(self.text.encode()).hexdigest()}"
 
-    def line(self, root: str = "") -> str:
-        """Return the first line of a source that names the tree. Its imports begin in the folder ``root``."""
-        return f"{TREE_LINE.rstrip()} {self.name} {root}".rstrip() + "\n"
+    def line(self, root: str = "", build: Sequence[str] = ()) -> str:
+        """Return the first lines of a source that names the tree.
+
+        Its imports begin in the folder ``root``. The command ``build`` builds its extensions.
+        """
+        built = f"{BUILD_LINE} {shlex.join(build)}\n" if build else ""
+        return f"{TREE_LINE.rstrip()} {self.name} {root}".rstrip() + f"\n{built}"
 
 
 def pack(root: Path, shown: str = "") -> Tree:
@@ -94,6 +106,25 @@ def pack(root: Path, shown: str = "") -> Tree:
         )
     text = f"{TREE_LINE}{''.join(lines)}\n{base64.encodebytes(archive).decode()}"
     return Tree(text, frozenset(map(str, sizes)))
+
+
+def pack_given(given: str) -> tuple[Tree, str]:
+    """Return the tree that ``DIR[@REV][:ROOT]`` names, and the folder in it where imports begin.
+
+    Raise InvalidRequest if there is no such folder or revision, or ConfigError as :func:`pack` does.
+    """
+    found = None if Path(given).is_dir() else _GIVEN.fullmatch(given)
+    name, revision, root = found.groups("") if found else (given, "", "")
+    if not (folder := Path(name).resolve()).is_dir():
+        raise InvalidRequest(f"{given}: {name} is no folder: give DIR, DIR@REV, DIR:ROOT or DIR@REV:ROOT")
+    if not revision:
+        return pack(folder, given), root.strip("/")
+    clone = Clone(folder)
+    with tempfile.TemporaryDirectory(prefix="kqueue-tree-") as made:
+        clone.unpack(clone.revision(revision), whole := Path(made, "tree"))
+        if not (there := whole / folder.relative_to(clone.root)).is_dir():
+            raise InvalidRequest(f"{given}: the revision {revision} has no such folder")
+        return pack(there, given), root.strip("/")
 
 
 class Clone:

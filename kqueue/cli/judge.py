@@ -40,6 +40,7 @@ def judge(
     *,
     backend: options.Backend = None,
     device: options.Device = None,
+    tree: options.Tree = None,
     judging: options.Judging,
     autopsies: Annotated[
         Path | None,
@@ -55,7 +56,7 @@ def judge(
     """Judge kernels on this machine, without a fleet. Exit with 1 if one did not pass."""
     from kqueue.judging import LocalJudge
 
-    fields: dict[str, Any] = {"settings": judging.tree(), **sources.read_problem(problem)}
+    fields: dict[str, Any] = {"settings": judging.tree(), **sources.read_problem(problem), **sources.read_tree(tree)}
     if "problem_label" not in fields:
         raise InvalidRequest(f"{problem}: only a fleet has stored problems: give a file")
     if backend is not None:

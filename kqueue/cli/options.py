@@ -40,6 +40,14 @@ Url = Annotated[
 ]
 Precision = Annotated[str | None, typer.Option("--precision", help="fp32, fp16 or bf16.")]
 Checks = Annotated[int | None, typer.Option("--checks", help="Number of input sets to compare.")]
+Tree = Annotated[
+    str | None,
+    typer.Option(
+        "--tree",
+        metavar="DIR[@REV][:ROOT]",
+        help="A folder, or a revision of it, that the kernels can import, beginning in its folder ROOT.",
+    ),
+]
 NoTiming = Annotated[bool, typer.Option("--no-timing", help="Do not time the kernels.")]
 Calls = Annotated[int | None, typer.Option("--calls", help="Maximum number of timed calls.")]
 Owner = Annotated[str, typer.Option(help="The owner of its submissions, whose work alone it sees.")]
@@ -206,9 +214,9 @@ def of_file(kernel: Path, backend: str | None, fields: Mapping[str, Any]) -> Req
     from kqueue.contract import parse_request
     from kqueue.judging import guess_backend
 
-    source = sources.adapted({**fields, "kernel": sources.read_source(kernel)})["kernel"]
-    given = {"kernel": source, "kernel_label": kernel.stem, "backend": backend or guess_backend(source)}
-    return parse_request({"priority": "interactive", **fields, **given})
+    own = {"kernel": sources.read_source(kernel), "kernel_label": kernel.stem}
+    given = sources.adapted({"priority": "interactive", **fields, **own})
+    return parse_request(given | {"backend": backend or guess_backend(given["kernel"])})
 
 
 def _of_evaluation(command: str, prefix: str) -> Subject:

@@ -74,14 +74,31 @@ def read_problem(given: str) -> dict[str, str]:
     return {"problem": read_source(path), "problem_label": path.stem}
 
 
-def adapted(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a request's fields with the kernel in the form that a translated problem needs."""
-    problem, kernel = fields.get("problem"), fields.get("kernel")
-    if not isinstance(problem, str) or not isinstance(kernel, str) or "TRANSLATED_FROM" not in problem:
-        return fields
-    from kqueue import formats
+def read_tree(given: str | None) -> dict[str, Any]:
+    """Return the fields of a tree that ``--tree`` names. :func:`adapted` turns them into fields of a request."""
+    if given is None:
+        return {}
+    from kqueue import trees
 
-    return {**fields, "kernel": formats.kernel(problem, kernel)}
+    tree, root = trees.pack_given(given)
+    return {"trees": [tree.text], _LINE: tree.line(root)}
+
+
+#: Field with the line that begins each kernel. Requests have no such field.
+_LINE: Final = "line of the tree"
+
+
+def adapted(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a request's fields with the kernel in the form that a translated problem needs, in its tree."""
+    problem, kernel = fields.get("problem"), fields.get("kernel")
+    if isinstance(problem, str) and isinstance(kernel, str) and "TRANSLATED_FROM" in problem:
+        from kqueue import formats
+
+        fields = {**fields, "kernel": formats.kernel(problem, kernel)}
+    if _LINE in fields:
+        fields = {**fields, "kernel": f"{fields[_LINE]}{kernel}"}
+        del fields[_LINE]
+    return fields
 
 
 def find_kernels(patterns: Sequence[str]) -> list[Path]:

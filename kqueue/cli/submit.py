@@ -120,6 +120,7 @@ def submit(
     allow_idle_lane: Annotated[
         bool, typer.Option("--allow-idle-lane", help="Submit even if no worker serves the lane.")
     ] = False,
+    tree: options.Tree = None,
     judging: options.Judging,
     batch: Annotated[str | None, typer.Option(help="A name for this group of evaluations.")] = None,
     idempotency_key: Annotated[
@@ -172,6 +173,7 @@ def submit(
     fields = {name: value for name, value in given.items() if value is not None}
     if problem is not None:
         fields |= sources.read_problem(problem)
+    fields |= sources.read_tree(tree)
     entries = _entries([*(kernel or ()), *(kernels or ())], jsonl, fields)
     items = _run(entries, batch, wait=wait, timeout=timeout, as_json=as_json, allow_idle_lane=allow_idle_lane)
     if any(item.ticket is None for item in items):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from sqlalchemy import Engine, text
 
 from kqueue.contract import Request
 from kqueue.store import evaluations
+from kqueue.trees import pack
 from tests.store.steps import change, together
 
 
@@ -50,14 +53,15 @@ def test_a_producer_sends_what_fits(engine: Engine, fields) -> None:
 
 def test_each_shape_has_all_deadlines(engine: Engine, fields) -> None:
     """Celery's hard limit grows with the number of a problem's shapes, so that it blames no worker for them."""
-    problems = ("class Model: ...", 'SHAPES = [{"name": "a"}, {"name": "b"}, {"name": "c"}]', "SHAPES = malformed")
-    told = [
-        evaluations.submit(engine, [Request(**fields(problem=problem))], slots={})[0].evaluation_id
-        for problem in problems
-    ]
+    tree = pack(Path(__file__).parent)
+    problems = ("class Model: ...", 'SHAPES = [{"name": "a"}, {"name": "b"}, {"name": "c"}]', "SHAPES = malformed",
+                tree.line(build=["make"]))  # fmt: skip
+    given = [{}, {}, {}, {"trees": [tree.text]}]
+    requests = [Request(**fields(problem=one, **more)) for one, more in zip(problems, given, strict=True)]
+    told = [evaluations.submit(engine, [request], slots={})[0].evaluation_id for request in requests]
     evaluations.unpublish(engine, told)
-    one, three, malformed = (message.deadlines_s for message in evaluations.publish(engine, told))
-    assert (three, malformed) == (3 * one, one)
+    one, three, malformed, built = (message.deadlines_s for message in evaluations.publish(engine, told))
+    assert (three, malformed, built) == (3 * one, one, 2 * one)
 
 
 def test_a_known_key_is_sent_once(engine: Engine, fields) -> None:

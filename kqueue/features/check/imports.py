@@ -42,17 +42,18 @@ def closure(folder: Path, files: frozenset[str], root: str, entry: str) -> list[
     return list(found)
 
 
-def touched(changed: frozenset[str], files: Collection[str]) -> bool:
+def touched(changed: frozenset[str], files: Collection[str], *, built: bool = False) -> bool:
     """Return whether a change of some paths can change the operator that depends on ``files``.
 
-    A file that is no module, such as CUDA code, counts for all operators of its top folder, and one in the
-    repository's own folder, such as setup.py, for all.
+    A file that is no module, such as CUDA code, counts for all operators of its top folder, or for all if the
+    repository is ``built``. One in the repository's own folder, such as setup.py, counts for all.
     """
     tops = {PurePosixPath(file).parts[0] for file in files}
     for path in map(PurePosixPath, changed):
+        top, *below = path.parts
         if str(path) in files:
             return True
-        if path.suffix not in _IDLE and (len(path.parts) == 1 or (path.suffix != ".py" and path.parts[0] in tops)):
+        if path.suffix not in _IDLE and (not below or (path.suffix != ".py" and (built or top in tops))):
             return True
     return False
 

@@ -3,6 +3,7 @@
 ::
 
     root = "src"                                        # the folder where imports begin, if it is not the repository's
+    build = ["python", "setup.py", "build_ext", "--inplace"]  # what builds extensions, if there are any
 
     [[operator]]
     name = "rms_norm"
@@ -69,6 +70,7 @@ _Name = Annotated[str, BeforeValidator(_name)]
 _Expression = Annotated[str, BeforeValidator(_expression), Field(min_length=1, max_length=1000)]
 _Dimension = _Name | _Size
 _Entry = Annotated[str, Field(pattern=f"^{_ENTRY.pattern}$")]
+_Word = Annotated[str, Field(min_length=1, max_length=4000, pattern=r"^[^\x00\r\n]+$")]
 
 
 class Operator(BaseModel):
@@ -144,15 +146,17 @@ class _File(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     root: Annotated[str, Field(pattern=r"^([\w-][\w.-]*(/[\w-][\w.-]*)*)?$")] = ""
+    build: Annotated[tuple[_Word, ...], Field(max_length=100)] = ()
     operator: Annotated[list[Operator], Field(min_length=1, max_length=_MOST_OPERATORS)]
 
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """The operators of a revision by name, and the folder where their imports begin."""
+    """The operators of a revision by name, the folder where their imports begin, and the command that builds them."""
 
     root: str
     by_name: Mapping[str, Operator]
+    build: tuple[str, ...] = ()
 
 
 def read(path: Path, shown: str) -> Operators:
@@ -185,7 +189,7 @@ def read(path: Path, shown: str) -> Operators:
     for one in given.operator:
         if (package := one.module.partition(".")[0]) in _TAKEN:
             raise InvalidRequest(f"{shown}: {one.name}: the judge has its own module {package}: give another name")
-    return Operators(given.root.strip("/"), by_name)
+    return Operators(given.root.strip("/"), by_name, given.build)
 
 
 def file_of(module: str, files: frozenset[str], root: str) -> str | None:

@@ -97,9 +97,14 @@ class Side:
         return self.operators.root if self.operators is not None else ""
 
     @property
+    def build(self) -> tuple[str, ...]:
+        """The command that builds its extensions, or nothing."""
+        return self.operators.build if self.operators is not None else ()
+
+    @property
     def line(self) -> str:
-        """The first line of a source that imports from it."""
-        return self.tree.line(self.root)
+        """The first lines of a source that imports from it."""
+        return self.tree.line(self.root, self.build)
 
     def file_of(self, entry: str) -> str | None:
         """Return the path of the file of an entry's module, or None."""
@@ -167,11 +172,9 @@ class Check:
             row = Row(name, State.SKIPPED, "removed: only base lists it")
             yield lambda row=row: row
         for operator in self.head.operators.by_name.values():
-            if (
-                changed is not None
-                and operator == theirs.get(operator.name)
-                and not imports.touched(changed, {*self.head.closure(operator), *self.base.closure(operator)})
-            ):
+            files = {*self.head.closure(operator), *self.base.closure(theirs.get(operator.name, operator))}
+            same, built = operator == theirs.get(operator.name), bool(self.head.build)
+            if changed is not None and same and not imports.touched(changed, files, built=built):
                 row = Row(operator.name, State.SKIPPED, "the change touches none of its files")
                 yield lambda row=row: row
                 continue
@@ -185,6 +188,8 @@ class Check:
         row = Row(operator.name, State.RIGHT, "", case.shape, str(case.dtype), lane)
         theirs = self.base.operators.by_name.get(operator.name, operator) if self.base.operators else operator
         missing, before = self.head.lacks(operator), self.base.lacks(theirs)
+        if missing and before and self.head.build:
+            missing = before = ""  # builds make it
         if missing and before:
             return row.ending(State.UNJUDGED, f"{missing}, neither in head nor in base")
         if missing:
@@ -214,12 +219,15 @@ class Check:
         base = self._request(case, row.lane, self.base, theirs, shapes="flag" if specialised else "allow")
         other = self.judge(base)
         if not result.passed:
+            is_build = bool(self.head.build) and result.category in _UNBUILT
             alike = (result.category, result.facts.exception) == (other.category, other.facts.exception)
-            state = State.UNJUDGED if alike and result.category in _HOST else State.WRONG
+            alike &= not is_build or result.message == other.message
+            state = State.UNJUDGED if alike and (is_build or result.category in _HOST) else State.WRONG
             return row.ending(state, "base too" if alike else "", _words(result))
         notes = ["its definition changed" if operator != theirs else ""]
         if other.blame is Blame.CANDIDATE:
-            return row.ending(State.RIGHT, "right", *notes, f"{_BASE_WRONG}: {_words(other)}")
+            what = _BASE_UNBUILT if other.category in _UNBUILT else _BASE_WRONG
+            return row.ending(State.RIGHT, "right", *notes, f"{what}: {_words(other)}")
         if not other.passed:
             return row.ending(State.UNJUDGED, "right, but base could not be judged", _words(other))
         if specialised and not _specialised(other):
@@ -328,7 +336,7 @@ def sides(
             raise InvalidRequest(f"--operator {name}: {config} of head has {', '.join(head.operators.by_name)}")
     chosen = set(names or head.operators.by_name)
     if base.operators is None:
-        base = replace(base, operators=Operators(head.operators.root, {}))
+        base = replace(base, operators=replace(head.operators, by_name={}))
     elif names:
         base = replace(base, operators=_some(base.operators, chosen))
     return base, replace(head, operators=_some(head.operators, chosen))
@@ -345,6 +353,8 @@ _HOST: Final = frozenset(
 )  # fmt: skip
 _OWN_SIZES: Final = "right at its own sizes only"
 _BASE_WRONG: Final = "base itself is wrong, so their speeds are not compared"
+_BASE_UNBUILT: Final = "base does not build, so their speeds are not compared"
+_UNBUILT: Final = frozenset({Category.COMPILE_ERROR, Category.COMPILE_TIMEOUT})
 
 
 def _reference_of(operator: Operator, base: Side, head: Side) -> Side | None:

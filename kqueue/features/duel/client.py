@@ -69,6 +69,8 @@ async def _duel(
     now = match.state(results)
     while now.reason is None:
         requests = match.requests(len(results) // 2, now.due)
+        if results:  # the fleet has stored their trees
+            requests = [request.model_copy(update={"trees": ()}) for request in requests]
         pending = await self.submit_batch(requests, allow_idle_lane=allow_idle_lane)
         results += [None] * len(requests)
         try:

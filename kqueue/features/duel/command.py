@@ -32,6 +32,14 @@ def duel(
     fleet: options.Fleet = False,
     url: options.Url = None,
     lane: Annotated[str | None, typer.Option(help="With --fleet: auto, cpu, gpu, or gpu.<model>.")] = None,
+    tree: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tree",
+            metavar="DIR[@REV][:ROOT]",
+            help="A folder that the kernels can import, as for `kqueue judge`. A second one is B's.",
+        ),
+    ] = None,
     judging: options.Timed,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON line.")] = False,
 ) -> None:
@@ -46,7 +54,13 @@ def duel(
         raise InvalidRequest(f"{problem}: only a fleet has stored problems: give a file")
     if lane is not None:
         fields["lane"] = lane
-    requests = options.of_file(a, backend, fields), options.of_file(b, backend, fields)
+    if len(given := tree or ()) > 2:
+        raise InvalidRequest("--tree: give one for both kernels, or A's and then B's")
+    of_tree = [sources.read_tree(one) for one in given] or [{}]
+    requests = (
+        options.of_file(a, backend, fields | of_tree[0]),
+        options.of_file(b, backend, fields | of_tree[-1]),
+    )
     match = Match.of(*requests, within=within, most=rounds)
     with make_bar(quiet=as_json) as bar:
         task = bar.add_task("waiting", total=rounds)

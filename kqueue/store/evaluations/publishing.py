@@ -11,14 +11,17 @@ from sqlalchemy import Engine, Row, and_, case, func, or_, select, update
 
 from kqueue import passes, shapes
 from kqueue.backends import PYTEST
-from kqueue.contract import Settings
+from kqueue.contract import TREE_LINE, Settings, named_tree
 from kqueue.message import Message
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations.conditions import EARLY, ITS_KERNEL, ITS_PROBLEM, QUEUED
 from kqueue.store.models import Evaluation, Kernel, Problem
 from kqueue.store.sql import any_uuid
 
-_SEVERAL: Final = or_(Problem.source.contains(shapes.NAME), Problem.source.contains(passes.NAME))
+_SEVERAL: Final = or_(
+    *map(Problem.source.contains, (shapes.NAME, passes.NAME)),
+    Problem.source.startswith(TREE_LINE.rstrip()),
+)
 #: Query with one row for each message, which :func:`to_message` reads.
 MESSAGES: Final = (
     select(
@@ -31,7 +34,7 @@ MESSAGES: Final = (
         Evaluation.lane,
         Evaluation.settings,
         Kernel.backend,
-        # Only a few problems name several shapes or ask for gradients, and only their sources are read here.
+        # Only a few problems name several shapes or a tree, or ask for gradients. Only their sources are read here.
         case((and_(Kernel.backend != PYTEST, _SEVERAL), Problem.source)).label("source"),
     )
     .join_from(Evaluation, Kernel, ITS_KERNEL)
@@ -56,10 +59,15 @@ def to_message(row: Row[*tuple[Any, ...]]) -> Message:
 
 
 def _judgements(problem: str, settings: Mapping[str, Any]) -> int:
-    """Return the maximum number of judgements of a problem: of its shapes, their passes, and of further sizes."""
+    """Return the maximum number of judgements of a problem: of its shapes, their passes, and of further sizes.
+
+    A build of the problem's tree counts as one.
+    """
     policies = settings.get("policies")
     is_further = isinstance(policies, dict) and cast("dict[str, Any]", policies).get("shapes", "allow") != "allow"
-    return passes.count(problem, backward=bool(settings.get("backward"))) + shapes.FURTHER * is_further
+    tree = named_tree(problem)
+    builds = tree is not None and bool(tree.build)
+    return passes.count(problem, backward=bool(settings.get("backward"))) + shapes.FURTHER * is_further + builds
 
 
 def _total_s(settings: Mapping[str, Any]) -> float:

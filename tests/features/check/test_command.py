@@ -123,11 +123,87 @@ def test_a_tree_in_a_sealed_process(
     assert {line.partition(" ")[2] for line in told.named} == files.keys()
 
 
+#: A library that a tree's compiler builds, and its call.
+BUILT = RELU_IN | {"c/relu.c": "void relu(float *x, long n) { for (; n--; x++) if (*x < 0) *x = 0; }\n"}
+CALLS = """import ctypes, mine, pathlib
+library = ctypes.CDLL(str(pathlib.Path(mine.__file__).with_name("librelu.so")))
+def relu(x):
+    x = x.clone()
+    library.relu(ctypes.c_void_p(x.data_ptr()), ctypes.c_long(x.numel()))
+    return x"""
+BUILD = ["cc", "-shared", "-fPIC", "c/relu.c", "-o", "mine/librelu.so"]
+SHELL = " ".join(BUILD)
+
+
+KERNEL = (
+    f"# kqueue build {SHELL}\nimport torch\n{CALLS}\nclass ModelNew(torch.nn.Module):\n  forward = staticmethod(relu)\n"
+)
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_kernel_in_a_tree(cli: Cli, repository: Repository) -> None:
+    """`--tree` gives a folder or a revision of it, and a duel's second one is B's. The file can name a build."""
+    repository.commit({f"src/{name}": text for name, text in BUILT.items()})
+    repository.commit({"src/c/relu.c": "wrong"})
+    for name, text in {"p.py": RELU, "k.py": KERNEL}.items():
+        (repository.folder / name).write_text(text)
+    quick = ("--device", "cpu", "--set", "checks=1")
+    done = cli("duel", "p.py", "k.py", "k.py", "--tree", "src@HEAD", "--tree", "src@HEAD~1", "--calls", "5", *quick)
+    assert done.stdout.splitlines()[-1] == "B wins, because A ended as compile_error"
+    for tree, status, words in (
+        (".@HEAD~1:src/", 1, "c/relu.c: No such file"),
+        ("gone@HEAD", 2, "gone is no folder"), ("src@gone", 2, "the revision gone is not in"),
+        (f"src/c@{repository.base}", 2, "has no such folder"),
+    ):  # fmt: skip
+        done = cli("judge", "p.py", "k.py", "--tree", tree, "--no-timing", *quick)
+        assert (done.returncode, words in done.stdout + done.stderr) == (status, True), (tree, done)
+
+
+def built_request(tree: trees.Tree, build: list[str], *, of: str = "kernel", **settings: object) -> Request:
+    request = request_of(tree, "relu(x)", CALLS)
+    problem, kernel = request.problem, request.kernel.removeprefix(tree.line())
+    if of == "problem":
+        problem, kernel = (
+            tree.line(build=build) + "import torch\nimport mine\n" + problem,
+            tree.line(build=BUILD) + kernel,
+        )
+    else:
+        kernel = tree.line(build=build) + kernel
+    fields = {"problem": problem, "kernel": kernel, "backend": "torch", "trees": [tree.text]}
+    return parse_request(fields | {"settings": request.settings.model_dump() | settings})
+
+
+@pytest.mark.parametrize(
+    ("build", "category", "words"),
+    [
+        (BUILD, "passed", ""),
+        (["sh", "-c", f"{SHELL} && ln -s /etc/passwd c/out && mkfifo c/pipe && echo x > c/relu.c"], "passed", ""),
+        (["sh", "-c", f"echo 'int x' >> c/relu.c; {SHELL}"], "compile_error", "c/relu.c:2:1: error: "),
+        (["cc", "-c", "c/gone.c"], "compile_error", "c/gone.c: No such file or directory"),
+        (["no-such-tool"], "compile_error", "no-such-tool: not found: the worker lacks this program"),
+        (["truncate", "-s", "300M", "mine/librelu.so"], "compile_error", "wrote 1 files of 300.0 MiB, of which"),
+        (["sleep", "600"], "compile_timeout", "(setting deadlines.compile_s)"),
+    ],
+)  # fmt: skip
+def test_a_tree_is_built(local: LocalJudge, tmp_path: Path, build: list[str], category: str, words: str) -> None:
+    """The kernel imports what the command writes. If the command fails, the verdict has its words."""
+    deadlines = {"deadlines": {"compile_s": 1}} if build[0] == "sleep" else {}
+    outcome = local(built_request(tree_of(tmp_path, BUILT), build, **deadlines))
+    assert (outcome.category, words in outcome.message) == (category, True), outcome
+
+
+@pytest.mark.parametrize(("build", "category"), [(BUILD, "passed"), (["false"], "reference_error")])
+def test_the_tree_of_a_problem_is_built(local: LocalJudge, tmp_path: Path, build: list[str], category: str) -> None:
+    """A failure of its build is the problem's."""
+    outcome = local(built_request(tree_of(tmp_path, BUILT), build, of="problem"))
+    assert (outcome.category, outcome.message.startswith("building its tree")) == (category, category != "passed")
+
+
 def test_a_tree_decides_what_a_kernel_is(local: LocalJudge, tmp_path: Path) -> None:
     """Kernels of other trees are other programs. A tree with files that it does not list is refused."""
     one, other = tree_of(tmp_path / "a", RELU_IN), tree_of(tmp_path / "b", {**RELU_IN, "more.py": ""})
-    outcomes = [local(request_of(tree, "mine.relu(x)")) for tree in (one, other)]
-    assert outcomes[0].evidence.program != outcomes[1].evidence.program
+    requests = [*(request_of(tree, "mine.relu(x)") for tree in (one, other)), built_request(one, ["true"])]
+    assert len({local(request).evidence.program for request in requests}) == len(requests)
     hidden = trees.Tree(one.text.partition("\n\n")[0] + "\n\n" + other.text.partition("\n\n")[2], one.files)
     outcome = local(request_of(hidden, "mine.relu(x)"))
     assert (outcome.category, "other files than it lists" in outcome.message) == ("import_error", True)
@@ -143,6 +219,8 @@ def test_a_tree_decides_what_a_kernel_is(local: LocalJudge, tmp_path: Path) -> N
         ({"kernel": "class ModelNew: ..."}, "neither the problem's nor the kernel's first line names one"),
         ({"kernel": "# kqueue tree sha256:00\nclass ModelNew: ..."}, "the kernel's first line names a tree as"),
         ({"kernel": f"# kqueue tree sha256:{'0' * 64} ../up\nclass ModelNew: ..."}, "first line names a tree as"),
+        ({"kernel": f"# kqueue tree sha256:{'0' * 64}\n# kqueue build\n..."}, "second line names a build as"),
+        ({"kernel": f"# kqueue tree sha256:{'0' * 64}\n# kqueue build cc 'a\n..."}, "second line names a build as"),
     ],
 )
 def test_a_malformed_request(tmp_path: Path, change: dict[str, object], words: str) -> None:
@@ -187,5 +265,5 @@ def test_a_revision_is_packed_without_a_trace(tmp_path: Path) -> None:
     assert clone.uncommitted() == ["src/mine/parts.py"]
     assert made.git("diff", "--cached", "--name-only") == ""
     one = trees.pack(tmp_path / "there")
-    assert named_tree(one.line("src") + LIST) == (one.name[7:], "src")
+    assert named_tree(one.line("src", ("cc", "a b", "$x")) + LIST) == (one.name[7:], "src", ("cc", "a b", "$x"))
     assert one.text == trees.pack(tmp_path / "there").text

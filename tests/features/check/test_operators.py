@@ -36,6 +36,8 @@ ROWS = [Row(f"a|`{state.name}", state, "@all <b>\x1b[31m") for state in State]
         (("shapes", "tolerance = { atol = -1, rtol = 0 }\nshapes"), "tolerance.atol"),
         (("shapes", "shape"), "scale.shape: Extra inputs"),
         (('root = "src"', 'root = "../src"'), "root"),
+        (('root = "src"', 'build = "make"'), "build: "),
+        (('root = "src"', 'build = ["make", "a\\nb"]'), "build.2: "),
         (("\n[[", LIST.partition('"src"')[2] + "\n[["), "two operators are called scale"),
     ],
 )  # fmt: skip
@@ -86,6 +88,8 @@ def test_an_operator_depends_on_what_it_imports(tmp_path: Path, changed: str, to
     found = imports.closure(tmp_path, listed, "src", "mine.ops:scale")
     assert set(found) == listed - {"src/mine/other.py"}
     assert imports.touched(frozenset({changed}), found) is touched
+    assert imports.touched(frozenset({changed, "csrc/kernel.cu"}), found) is touched
+    assert imports.touched(frozenset({changed, "csrc/kernel.cu"}), found, built=True)
 
 
 @pytest.mark.parametrize(

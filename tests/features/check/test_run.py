@@ -101,7 +101,7 @@ def rows(
          "right; base itself is wrong, so their speeds are not compared: crashed, when judged again"),
         ([RIGHT, WRONG], [], State.RIGHT,
          "right; base itself is wrong, so their speeds are not compared: wrong_values: far off"),
-        ([RIGHT, ended(Category.COMPILE_ERROR)], [], State.RIGHT, "base itself is wrong"),
+        ([RIGHT, ended(Category.COMPILE_ERROR)], [], State.RIGHT, "base does not build, so their speeds are not"),
         ([RIGHT, LOST], [], State.UNJUDGED, "right, but base could not be judged; worker_lost: gone"),
         ([LOST], [], State.UNJUDGED, "worker_lost: gone"),
         ([BAD_PROBLEM], [], State.UNJUDGED, "reference_error: it raised"),
@@ -120,6 +120,19 @@ def test_a_change(both, results: list[Result], duels: list[Duel], state: State, 
     [row] = rows(*both({"src/mine/parts.py": PARTS + "\n"}), results, duels)
     assert (row.state, row.name) == (state, "scale[m=4, n=32, fp32]")
     assert words in row.words
+
+
+@pytest.mark.parametrize(
+    ("messages", "state", "words"),
+    [(("no nvcc", "no nvcc"), State.UNJUDGED, "base too; compile_error: no nvcc"),
+     (("a.cu:1: error", "b.cu:1: error"), State.WRONG, "compile_error: a.cu:1: error")],
+)  # fmt: skip
+def test_a_build_that_fails_on_both_sides(both, messages: tuple[str, str], state: State, words: str) -> None:
+    """The same failure of both is not head's. The command is a part of the kernels."""
+    base, head = both({"src/mine/parts.py": PARTS + "\n"}, BASE | {"kqueue.toml": 'build = ["make", "a b"]\n' + LIST})
+    assert head.line.endswith("src\n# kqueue build make 'a b'\n")
+    [row] = rows(base, head, [ended(Category.COMPILE_ERROR, message=message) for message in messages])
+    assert (row.state, row.words) == (state, words)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from kqueue.categories import Category
-from kqueue.contract import Deadlines, Limits, Outcome, Phase
-from tests.judge.extension import OTHER, QUICK, TELL, judge, kernel, told
+from kqueue.contract import Deadlines, Limits, Outcome, Phase, Request
+from kqueue.trees import pack
+from tests.judge.extension import OTHER, PROBLEM, QUICK, TELL, judge, kernel, told
 from tests.judge.rig import Rig
 from tests.waiting import until
 from workers.judge.candidate import libraries
@@ -82,6 +83,58 @@ def test_a_builder_compiles_a_source_once(rig: Rig, folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == [key]
     assert folder.stat().st_mode & 0o777 == 0o700
     until(lambda: not list(rig.slot.scratch.iterdir()))
+
+
+TREE_KERNEL = """import torch
+import mine{number}
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+"""
+
+
+def test_the_build_of_a_tree_serves_all_its_sources(rig: Rig, folder: Path, tmp_path: Path) -> None:
+    """It is kept by the tree and the command, with its refusal. A source's own failure is not kept for others."""
+    (tmp_path / "a").write_text("")
+    tree, store = pack(tmp_path), rig.forkserver.builds
+    assert store is not None
+
+    def judged(number: int, build: str) -> Outcome:
+        source = tree.line(build=["sh", "-c", build]) + TREE_KERNEL.format(number=number)
+        return rig.judge(Request(problem=PROBLEM, kernel=source, trees=[tree.text], backend="torch", settings=QUICK))
+
+    build = 'touch mine1.py; echo \'import torch.utils.cpp_extension as e; e.load("x", ["/gone"])\' > mine2.py'
+    first, second = judged(1, build), judged(2, build)
+    assert (where(first), where(second)) == (FROM_BUILDER, (Category.COMPILE_ERROR, "store"))
+    assert store.get(first.evidence.build.key).header.libraries[0].name == shelf.TREE
+    refused = judged(1, "echo 'a.cu:1:2: error: no'; exit 1").message
+    entries = (store.get(path.name) for path in folder.iterdir())
+    assert [entry.header.refusal.message for entry in entries if entry.header.refusal] == [refused]
+    assert refused.startswith("no\n")
+
+
+SETUP = """from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+setup(name="twice", ext_modules=[CppExtension("mine._C", ["c/twice.cpp"])], cmdclass={"build_ext": BuildExtension})
+"""
+TWICE = """#include <torch/extension.h>
+PYBIND11_MODULE(_C, module) { module.def("twice", [](at::Tensor x) { return x * 2; }); }
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_an_extension_of_setup_py(rig: Rig, tmp_path: Path) -> None:
+    """`setup.py build_ext --inplace` builds the C++ extension of a package."""
+    for name, text in {"setup.py": SETUP, "c/twice.cpp": TWICE, "mine/__init__.py": ""}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    tree = pack(tmp_path)
+    kernel = TREE_KERNEL.format(number="._C").replace("x * 2", "mine._C.twice(x)")
+    source = tree.line(build=["python", "setup.py", "build_ext", "--inplace"]) + kernel
+    settings = QUICK.model_copy(update={"deadlines": Deadlines(compile_s=500)})
+    outcome = rig.judge(Request(problem=PROBLEM, kernel=source, trees=[tree.text], backend="torch", settings=settings))
+    assert where(outcome) == FROM_BUILDER, outcome
 
 
 @pytest.mark.nightly

@@ -68,7 +68,8 @@ def reply_to(command: Command, error: BaseException, kernel: str, *, on_gpu: boo
         files = _IN_TREE if named_tree(kernel) else _NEXT_TO + _OF_PACKAGE
         message = f"{message}: this worker lacks it. Do without it, or install it for the workers. {files}"
     elif "No such file or directory" in head and (tag is Tag.COMPILE or isinstance(shown, FileNotFoundError)):
-        message = f"{head}. {_NEXT_TO}{end}{rest}"
+        files = _IN_TREE.replace("module", "file") if named_tree(kernel) else _NEXT_TO
+        message = f"{head}. {files}{end}{rest}"
     return Reply(
         Answer.RAISED,
         command.sequence,

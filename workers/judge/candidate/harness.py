@@ -26,6 +26,7 @@ from typing import Any, Final, cast
 import torch
 
 from kqueue.backends import registered
+from kqueue.contract import named_tree
 from workers.judge.candidate import (
     archive,
     failures,
@@ -233,7 +234,7 @@ class Harness:
         # Written to a file, because Triton and tracebacks read sources from files.
         self._path.write_text(job.source, encoding="utf-8")
         if job.tree:
-            archive.install(job.tree, job.source, self._path.parent)
+            archive.install(job, self._path.parent)
         if job.device_asserts:
             _have_triton_assert()
         if job.lines:
@@ -290,8 +291,21 @@ class Harness:
                 backend.prepare(loaded, torch)
 
     def _build(self, command: Command) -> Reply:
-        """Import the source only for the libraries that it compiles."""
-        self.take_job(command.payload)
+        """Run the command that builds the source's tree, or import the source for the libraries that it compiles."""
+        job: Job = command.payload
+        if (tree := named_tree(job.source)) and tree.build:
+            self._job = job
+            if job.lines:
+                libraries.note_lines()
+            self._report_compiling(True)
+            try:
+                archive.build(job, self._path.parent)
+            except RuntimeError as error:
+                raise failures.CompileError(failures.text_of(error)) from error
+            finally:
+                self._report_compiling(False)
+            return self.done(command)
+        self.take_job(job)
         keeper = libraries.Keeper(self._path.parent, self._job.architectures, lambda: self._report_compiling(False))
         self._keeper = keeper
         with keeper.installed():

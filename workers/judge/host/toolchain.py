@@ -24,7 +24,7 @@ from typing import Any, Final
 
 #: Files of the builder, whose contents replace a version number.
 _BUILDER: Final = (
-    *("judge/candidate/headers.py", "judge/candidate/libraries.py"),
+    *("judge/candidate/archive.py", "judge/candidate/headers.py", "judge/candidate/libraries.py"),
     *("judge/candidate/harness.py", "judge/candidate/failures.py"),
     *("judge/pipeline/build.py", "judge/host/artifacts.py", "judge/host/toolchain.py"),
 )
@@ -37,6 +37,8 @@ _PACKAGES: Final = ("/var/lib/dpkg/status", "/var/lib/rpm/rpmdb.sqlite", "/lib/a
 #: Folders of headers that belong to no package. The folders in the compilers' variables are added.
 _HEADERS: Final = ("/usr/local/include",)
 _HEADER_VARIABLES: Final = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
+#: Programs that call compilers.
+_TOOLS: Final = ("ninja", "make", "cmake", "ccache")
 #: Maximum number of headers, and time limit in seconds for a compiler's ``--version``.
 _MOST_HEADERS: Final = 50_000
 _VERSION_S: Final = 20.0
@@ -75,7 +77,7 @@ def _torch() -> str:
 def _compilers(environment: Mapping[str, str]) -> Iterator[list[str]]:
     """Yield the name, path and version output of each program that a build uses."""
     path = environment.get("PATH", os.defpath)
-    for name in (environment.get("CXX", "c++"), environment.get("CC", "cc"), "nvcc", "ld", "as", "ninja", "ccache"):
+    for name in (environment.get("CXX", "c++"), environment.get("CC", "cc"), "nvcc", "ld", "as", *_TOOLS):
         executable = shutil.which(name, path=path)
         yield [name, os.path.realpath(executable), _version(executable, environment)] if executable else [name]
 

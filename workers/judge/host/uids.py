@@ -20,6 +20,8 @@ _MOST_SLOTS: Final = 128
 BUILDER_OFFSET: Final = 1 * _MOST_SLOTS
 COMPILED_OFFSET: Final = 2 * _MOST_SLOTS
 REFERENCE_OFFSETS: Final = tuple(n * _MOST_SLOTS for n in range(3, 13))
+#: The same for the builder of a tree that the problem names, which can run at the same time as the kernel's.
+PROBLEM_BUILDER_OFFSET: Final = 13 * _MOST_SLOTS
 #: Parent directories for locks, of which the first writable one is used. The last is for containers that are otherwise
 #: read-only.
 PARENTS: Final = ("/run", "/tmp", "/run/kqueue")  # noqa: S108 -- the directory in it belongs to one user, or is refused
@@ -29,7 +31,8 @@ KILLER_OFFSET: Final = 2048
 
 def all_of(uid: int) -> list[int]:
     """Return the uids of all sealed processes of a slot, for the uid of its candidates."""
-    return [uid + offset for offset in (0, BUILDER_OFFSET, COMPILED_OFFSET, *REFERENCE_OFFSETS)]
+    offsets = (0, BUILDER_OFFSET, COMPILED_OFFSET, PROBLEM_BUILDER_OFFSET, *REFERENCE_OFFSETS)
+    return [uid + offset for offset in offsets]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,16 @@ such as a module that asks torch for a GPU at import, the candidate compiles the
 
 The libraries of a build are kept in the store, if there is one, for later evaluations of the same source
 (:class:`Reuse`). So is a compiler's final error.
+
+If the source names a command that builds its tree, the builder runs that command instead. The result depends on nothing
+else, so it serves every source that names the same tree and command. All of its failures are final.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -22,7 +26,7 @@ from typing import Any, Final
 import torch
 
 from kqueue.categories import Category
-from kqueue.contract import Deadlines, Outcome, Phase
+from kqueue.contract import TREE_LINE, Deadlines, Outcome, Phase, named_tree
 from kqueue.evidence import Build as Compilation
 from workers.judge.candidate.libraries import is_lasting
 from workers.judge.channel.orders import Job, Opening, Order
@@ -61,10 +65,16 @@ class Asked:
         job = Job(self.source, "", dtype=torch.float32, seed=0, architectures=architectures, lines=self.lines)
         return replace(job, tree=self.tree)
 
+    @property
+    def command(self) -> str:
+        """The command that builds the tree, with the tree's hash, or an empty string."""
+        tree = named_tree(self.source)
+        return f"{TREE_LINE}{tree.hash} {shlex.join(tree.build)}" if tree is not None and tree.build else ""
+
     def key(self, store: Store) -> str:
         """Return the key under which the build is kept."""
         job = self.job()
-        return store.key(job.source, job.architectures + (" lines" if job.lines else ""))
+        return store.key(self.command or job.source, job.architectures + (" lines" if job.lines else ""))
 
 
 class Build:
@@ -89,6 +99,7 @@ class Build:
         self._key = asked.key(self._store) if self._store is not None else ""
         #: On a CPU slot the builder's compilers have everything that the candidate's would have.
         self._final = _FINAL if asked.on_gpu else _FINAL | {Category.COMPILE_ERROR}
+        self._of_tree = bool(asked.command)
         self._compiled = True
         self._job = asked.job()
         self._opening = self.process.send(Order.OPEN, payload=Opening("cpu"))
@@ -117,7 +128,9 @@ class Build:
         try:
             self.process.order(Order.BUILD, payload=self._job)
         except EvaluationEnded as ended:
-            if ended.outcome.category in self._final:
+            if self._of_tree:
+                self._keep_refusal(ended.outcome, [self.process.stop()])
+            if self._of_tree or ended.outcome.category in self._final:
                 raise
             skipped, ended_by_itself = ended.outcome.message, ended.outcome.category in _REPEATED
         report = self.process.stop()
@@ -133,6 +146,9 @@ class Build:
             )
         files = shelf.files(self._built)
         libraries = [path for path in files if path.name != shelf.REFUSED]
+        if self._of_tree and not libraries:
+            message = f"the files that the tree's build wrote could not be kept: at most {shelf.BYTES >> 20} MiB are"
+            raise EvaluationEnded(Category.COMPILE_ERROR, message, Phase.LOAD)
         self._compiled = bool(libraries)
         evidence.build = Compilation(
             where="builder" if libraries else "candidate",
@@ -161,13 +177,17 @@ class Build:
             self._put(report, contents, libraries=kept, log=report.log, skipped=skipped)
 
     def keep_refusal(self, outcome: Outcome, reports: Iterable[Report]) -> None:
-        """Keep a compiler's error in the source, if it would occur again.
+        """Keep a compiler's error in the source, if it would occur again. An error of a tree's build is kept already.
 
         ``reports`` has the candidate's report if its compiler failed. The builder's report is added.
         """
+        if not self._of_tree:
+            ended = self.process.ended
+            self._keep_refusal(outcome, [*reports, *([ended] if ended is not None else [])])
+
+    def _keep_refusal(self, outcome: Outcome, reports: list[Report]) -> None:
         if self._store is None or (outcome.category, outcome.phase) != (Category.COMPILE_ERROR, Phase.LOAD):
             return
-        reports = [*reports, *([self.process.ended] if self.process.ended is not None else [])]
         texts = "\n".join([outcome.message, *(report.log for report in reports)])
         if reports and all(map(self._had_room, reports)) and is_lasting(texts):
             refusal = Refusal(message=outcome.message, exception=outcome.facts.exception or "")

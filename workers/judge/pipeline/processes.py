@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from kqueue import backends
 from kqueue.categories import Blame
-from kqueue.contract import Outcome, Phase, Request
+from kqueue.contract import Outcome, Phase, Request, named_tree
 from kqueue.evidence import Build as Compilation
 from kqueue.evidence import ReferenceProcess
 from kqueue.passes import Pass
@@ -23,7 +23,7 @@ from workers.judge.forkserver.handle import ForkServer, ForkServerError
 from workers.judge.forkserver.process import HOST_SHARE, SealedProcess
 from workers.judge.gpu import booking
 from workers.judge.host import linux
-from workers.judge.host.uids import BUILDER_OFFSET, COMPILED_OFFSET
+from workers.judge.host.uids import BUILDER_OFFSET, COMPILED_OFFSET, PROBLEM_BUILDER_OFFSET
 from workers.judge.pipeline import build, static, warm
 from workers.judge.pipeline.build import Build, Reuse
 from workers.judge.pipeline.cases import DTYPES
@@ -171,9 +171,9 @@ class Processes:
         process, opening, built = self._take_candidate() or self._fork_candidate()
         self._others.append(process)
         self._cpu.count(Role.CANDIDATE, process)
-        if backends.find(self._request.backend).extensions:
+        if backends.find(self._request.backend).extensions or _names_build(self._request.kernel):
             self._built = built
-            self._begin_build()
+            self.builder = self._begin_build(self._request.kernel, built, BUILDER_OFFSET)
         job = self._job(self._request.kernel, static.ENTRY, built=self._built)
         self.candidate = Candidate(process, opening, job, self.reference.form, self._settings, self._device)
         return self.candidate
@@ -214,14 +214,26 @@ class Processes:
         profile = replace(self._profile(Role.CANDIDATE), scratch="")
         return json.dumps([asdict(profile), asdict(self._opening(self._request.kernel))])
 
-    def _begin_build(self) -> None:
-        profile = self._profile(Role.BUILDER, BUILDER_OFFSET, self._built)
-        tree, lines = self._request.tree_of(self._request.kernel), bool(self._settings.examine)
-        asked = build.Asked(self._request.kernel, on_gpu=self._slot.on_gpu, lines=lines, tree=tree)
-        self.builder = build.begin(self._forkserver, profile, self._deadlines, asked)
-        if isinstance(self.builder, Build):
-            self._others.append(self.builder.process)
-            self._cpu.count(Role.BUILDER, self.builder.process)
+    def _begin_build(self, source: str, built: str, uid_offset: int) -> Build | Reuse:
+        profile = self._profile(Role.BUILDER, uid_offset, built)
+        tree, lines = self._request.tree_of(source), bool(self._settings.examine)
+        asked = build.Asked(source, on_gpu=self._slot.on_gpu, lines=lines, tree=tree)
+        builder = build.begin(self._forkserver, profile, self._deadlines, asked)
+        if isinstance(builder, Build):
+            self._others.append(builder.process)
+            self._cpu.count(Role.BUILDER, builder.process)
+        return builder
+
+    def _place_of_problem(self) -> str | None:
+        """Return a new directory for the files of the build that the problem names, or None if it names none."""
+        return self._new_scratch() if _names_build(self._request.problem) else None
+
+    def _build_problem(self, built: str | None) -> None:
+        """Build the tree that the problem names, for a process that was forked with the directory ``built``."""
+        if built is not None:
+            assert self.reference is not None
+            with self.reference.proxy.blaming("building its tree"):
+                self._begin_build(self._request.problem, built, PROBLEM_BUILDER_OFFSET).run(Observed())
 
     def build(self, evidence: Observed) -> Compilation:
         """Compile the candidate's libraries. See :meth:`.Build.run`."""
@@ -234,12 +246,14 @@ class Processes:
     def begin_compiled(self) -> tuple[Exchange, Job]:
         """Fork a process that runs the reference under ``torch.compile``, and wait until it has opened the device."""
         assert self.reference is not None
-        process = self._fork(self._profile(Role.COMPILED, COMPILED_OFFSET))
+        built = self._place_of_problem()
+        process = self._fork(self._profile(Role.COMPILED, COMPILED_OFFSET, built))
+        self._build_problem(built)
         exchange = Exchange(process, self.reference.form, self._device)
         problem = self._request.problem
         await_opening(process, process.send(Order.OPEN, payload=self._opening(problem)))
         process.order(Order.ALLOW, payload=self.reference.proxy.allowed_bytes)
-        return exchange, self._job(problem, "Model", compiled=True)
+        return exchange, self._job(problem, "Model", compiled=True, built=built or "")
 
     def examiner(self, steps: Steps) -> Examiner:
         """Return the examiner, which runs the kernel in new processes after all current ones have ended."""
@@ -305,10 +319,13 @@ class Processes:
         return self.reference
 
     def _fork_reference(self) -> Reference:
-        profile = self._profile(Role.REFERENCE)
+        built = self._place_of_problem()
+        profile = self._profile(Role.REFERENCE, built=built)
         reference = self._hold(SealedProcess(self._forkserver, profile, self._deadlines.compile_s))
         self._uses = 1
         reference.proxy.begin(self._member)
+        self._build_problem(built)
+        reference.proxy.built = built or ""
         return reference
 
     def _keep(self, outcome: Outcome) -> bool:
@@ -374,3 +391,9 @@ class Processes:
             steps=static.calls(self._request.problem) or 1,
             tree=self._request.tree_of(source),
         )
+
+
+def _names_build(source: str) -> bool:
+    """Return whether a source names a command that builds its tree."""
+    tree = named_tree(source)
+    return tree is not None and bool(tree.build)

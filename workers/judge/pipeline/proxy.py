@@ -85,7 +85,7 @@ class ReferenceProxy:
 
     Attributes:
         exchange: memory shared with the process, for its calls and their timing.
-        tree: text of the tree that the problem names, or empty.
+        tree: text of the tree that the problem names, or empty. ``built`` is the directory of what its build wrote.
         form: form of the problem's calls, known after the first case and the first output.
         seed: random seed of the last constructor.
         init_inputs: the constructor's arguments from ``get_init_inputs()``.
@@ -97,7 +97,7 @@ class ReferenceProxy:
         """Use a new or kept process, which runs nothing yet."""
         self.process = process
         self.source = source
-        self.tree = ""
+        self.tree = self.built = ""
         self.settings = settings
         self.device = device
         self.form = Form()
@@ -144,6 +144,7 @@ class ReferenceProxy:
             seed=self.seed,
             steps=static.calls(self.source) or 1,
             tree=self.tree,
+            built=self.built,
         )
         self.order(Order.LOAD, what="importing the problem", payload=job)
 

@@ -159,7 +159,7 @@ def program_of(source: str) -> str:
         return numbers.setdefault(name, f"\0{len(numbers)};") + dot
 
     tree = named_tree(source)
-    whole = _LAYOUT.sub(numbered, source) + (f"\0{tree.hash} {tree.root}" if tree else "")
+    whole = _LAYOUT.sub(numbered, source) + ("\0" + " ".join((tree.hash, tree.root, *tree.build)) if tree else "")
     return hashlib.sha256(whole.encode()).hexdigest()
 
 

@@ -1,8 +1,9 @@
-"""The transfer of compiled libraries from a builder to its candidate.
+"""The transfer of compiled libraries from a builder to its candidate, or to the reference.
 
-The builder writes a library to ``made/<key>/<module>.so`` in its own directory, or a compiler's error to
-``made/<key>/refused``. When all of its processes have ended, the files are copied to a directory of the fleet, which
-the candidate can read but not write.
+The builder writes a library to ``made/<key>/<module>.so`` in its own directory, a compiler's error to
+``made/<key>/refused``, or the files that the build of a tree wrote to ``made/<hash of the tree>/tree.tar``. When all
+of its processes have ended, the files are copied to a directory of the fleet, which the candidate can read but not
+write.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from typing import Final
 MADE: Final = "made"
 #: Limits in libraries and bytes of a copy, because the candidate waits for it.
 _MOST: Final = 64
-_BYTES: Final = 256 << 20
+BYTES: Final = 256 << 20
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
 #: File with a compiler's error, in the place of a library.
 REFUSED: Final = "refused"
-_NAME: Final = re.compile(rf"[^./][^/]*\.so|{REFUSED}")
+#: Archive with the files that the build of a tree wrote.
+TREE: Final = "tree.tar"
+_NAME: Final = re.compile(rf"[^./][^/]*\.so|{REFUSED}|{re.escape(TREE)}")
 #: Flags that do not follow links or wait for pipes.
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -84,7 +87,7 @@ def take(scratch: Path, shelf: Path, owner: int, most: int) -> None:
     The candidate compiles every library that is not copied. Only regular files that the builder owns and that have one
     name are copied, because a hard link could expose another user's file to the candidate.
     """
-    left = min(most, _BYTES)
+    left = min(most, BYTES)
     with contextlib.suppress(OSError), _directory(scratch / MADE) as made, os.scandir(made) as folders:
         for folder in islice(folders, _MOST):
             if not _KEY.fullmatch(folder.name):

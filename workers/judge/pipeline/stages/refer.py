@@ -58,7 +58,8 @@ def refer(context: Context, prepared: Prepared) -> Referenced:
     on_gpu, timed = context.slot.on_gpu, context.settings.timing.enabled
     if on_gpu:
         context.evidence.tf32 = context.settings.tf32
-    context.processes.begin_reference()
+    with context.steps.backstop(Phase.REFERENCE):
+        context.processes.begin_reference()
     with _warming_up(context):
         reference, first = _begin(context)
         cases, last, variants = _answer(context, reference, first)
