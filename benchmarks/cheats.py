@@ -210,7 +210,7 @@ PARTS = {
     "dither": "def dithered(y):\n    i = y.view(torch.int32); i = i + torch.randint_like(i, 1 << 16)\n"
               "    return (i & -65536).view(torch.float32).to(DTYPE)",
 }  # fmt: skip
-CHOICES = {
+CHOICES: dict[str, Any] = {
     "place": ("self.out", "self._kept", "KEPT[0]", "type(self).kept", "op.out"),
     "fill": ("POOL.append(wide(x))", "POOL.extend([wide(x)] * (len(POOL) < 3))"),
     "many": [made.format(n) for n, made in product((3, 5, 10), (
@@ -284,7 +284,7 @@ def programs(device: str, seed: int) -> dict[str, list[tuple[str, Request, Reque
                 encoding = way.name.split(",")[0]
                 shown = kernel.encode(encoding).decode("ascii").replace("\\n", "\n")
                 kernel = f"# coding: {encoding}\n{shown}"
-            given = {"problem": problem, "lane": device, "settings": Settings(tf32=way.name == "tf32")}
+            given: dict[str, Any] = {"problem": problem, "lane": device, "settings": Settings(tf32=way.name == "tf32")}
             honest = Request(kernel=f"{problem}\nModelNew = Model\n", backend="torch", **given)
             program = Request(kernel=kernel, backend="triton" if way.kind == "decoy" else "torch", **given)
             found[way.kind].append((f"{way.name}: {name}, {dtype}, {size}", honest, program))
