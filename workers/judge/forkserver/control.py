@@ -128,9 +128,10 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """CPU time in seconds of a process and all its descendants."""
+    """A process's id, and the CPU time in seconds of the process and all its descendants."""
 
     cpu_s: float
+    pid: int
 
 
 @dataclass(frozen=True, slots=True)
