@@ -115,25 +115,26 @@ def test_the_build_of_a_tree_serves_all_its_sources(rig: Rig, folder: Path, tmp_
 
 SETUP = """from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
-setup(name="twice", ext_modules=[CppExtension("mine._C", ["c/twice.cpp"])], cmdclass={"build_ext": BuildExtension})
+setup(name="two", ext_modules=[CppExtension("mine._C", ["c/two.cpp"])], cmdclass={"build_ext": BuildExtension})
 """
-TWICE = """#include <torch/extension.h>
-PYBIND11_MODULE(_C, module) { module.def("twice", [](at::Tensor x) { return x * 2; }); }
+TWO = """#include <Python.h>
+static PyObject* number(PyObject*, PyObject*) { return PyLong_FromLong(2); }
+static PyMethodDef methods[] = {{"number", number, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C", "", -1, methods};
+extern "C" PyObject* PyInit__C() { return PyModule_Create(&definition); }
 """
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
 def test_an_extension_of_setup_py(rig: Rig, tmp_path: Path) -> None:
     """`setup.py build_ext --inplace` builds the C++ extension of a package."""
-    for name, text in {"setup.py": SETUP, "c/twice.cpp": TWICE, "mine/__init__.py": ""}.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    [(tmp_path / name).mkdir() for name in ("c", "mine")]
+    for name, text in {"setup.py": SETUP, "c/two.cpp": TWO, "mine/__init__.py": ""}.items():
         (tmp_path / name).write_text(text)
     tree = pack(tmp_path)
-    kernel = TREE_KERNEL.format(number="._C").replace("x * 2", "mine._C.twice(x)")
+    kernel = TREE_KERNEL.format(number="._C").replace("x * 2", "x * mine._C.number()")
     source = tree.line(build=["python", "setup.py", "build_ext", "--inplace"]) + kernel
-    settings = QUICK.model_copy(update={"deadlines": Deadlines(compile_s=500)})
-    outcome = rig.judge(Request(problem=PROBLEM, kernel=source, trees=[tree.text], backend="torch", settings=settings))
+    outcome = rig.judge(Request(problem=PROBLEM, kernel=source, trees=[tree.text], backend="torch", settings=QUICK))
     assert where(outcome) == FROM_BUILDER, outcome
 
 
