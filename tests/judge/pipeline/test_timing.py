@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import random
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,15 +24,7 @@ from workers.judge.gpu import environment
 from workers.judge.pipeline import estimator, kept, speed_of_light, timing
 from workers.judge.pipeline.cases import Case
 from workers.judge.pipeline.clocks import Instruments
-from workers.judge.pipeline.estimator import (
-    FEWEST,
-    FEWEST_OVERHEADS,
-    Series,
-    Stopping,
-    is_settled,
-    overhead_of,
-    summarise,
-)
+from workers.judge.pipeline.estimator import FEWEST, FEWEST_OVERHEADS, Series, is_settled, overhead_of, summarise
 from workers.judge.pipeline.exchange import Exchange
 from workers.judge.pipeline.kept import KeptCalls
 from workers.judge.pipeline.proxy import Question
@@ -409,40 +399,9 @@ def test_calls_go_on_until_it_is_settled_which_clock_counts() -> None:
     assert not is_settled(timed_twice(10.0, overheads=[313_000] * 3), timed_twice(10.0, overheads=[313_000] * 3))
 
 
-@pytest.mark.parametrize("of", [3, 5])
-def test_work_for_several_calls_in_one_of_them_is_paid_for(of: int) -> None:
-    """A kernel that works in one call of several is as slow as their mean, unless the reference's calls are as long."""
-    uneven = series(calls=([400_000] * (of - 1) + [900_000]) * (60 // of))
-    taken = summarise(uneven, 300_000, Timing(), series(calls=[1_000_000] * 60), on_gpu=True)
-    assert taken.median_ms == pytest.approx(statistics.fmean(uneven.calls) / 1e6 - 0.3)
-    assert summarise(uneven, 300_000, Timing(), uneven, on_gpu=True).median_ms == pytest.approx(0.1)
-
-
-def test_work_between_the_calls_of_a_process_on_a_cpu_is_paid_for() -> None:
-    """CPU time between the calls counts as much longer as the calls are, and one late end of an answer does not."""
-    inside = [350_000] * 21
-    theirs = series(inside=inside, between=[0] * 21)
-    for between, paid in (([0] * 20 + [9_000_000], False), ([100_000] * 21, True)):
-        busy = series(inside=inside, between=between)
-        taken = summarise(busy, 300_000, Timing(), theirs, on_gpu=False)
-        assert taken.median_ms == pytest.approx(0.71 * (1 + 100 / 350 * paid))
-
-
-def test_a_series_goes_on_until_it_is_known_whose_the_long_calls_are() -> None:
-    """Long calls of the kernel alone need twice the calls. Without them, or if the reference has them too, none."""
-    for calls, theirs, done in (
-        ([400_000] * 10 + [900_000] * 2, [400_000] * 12, False),
-        ([400_000] * 10 + [900_000] * 2, [400_000] * 10 + [900_000] * 2, True),
-        ([400_000] * 12, [400_000] * 12, True),
-    ):
-        both = [series(calls=calls), series(calls=theirs)]
-        stopping = Stopping(Timing(), both, random.Random(1))
-        assert stopping.is_finished(9.0 if done else 2.0, late=False) is done
-
-
 def test_a_kernel_that_is_slow_in_almost_half_of_its_calls_is_as_slow_as_their_mean() -> None:
-    uneven = series(calls=[400_000] * 22 + [1_000_000] * 18)
-    assert summarise(uneven, 300_000, Timing(), series(calls=2 * CALLS), on_gpu=True).median_ms == pytest.approx(0.37)
+    uneven = series(calls=[400_000] * 11 + [1_000_000] * 9)
+    assert summarise(uneven, 300_000, Timing(), series(), on_gpu=True).median_ms == pytest.approx(0.37)
     assert summarise(uneven, 300_000, Timing(), uneven, on_gpu=True).median_ms == pytest.approx(0.1)
     # Time slices of other contexts lengthen up to a third of the calls.
     disturbed = series(calls=[400_000] * 14 + [1_000_000] * 6)

@@ -128,10 +128,9 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A process's id, and the CPU time in seconds of the process and all its descendants."""
+    """CPU time in seconds of a process and all its descendants."""
 
     cpu_s: float
-    pid: int
 
 
 @dataclass(frozen=True, slots=True)

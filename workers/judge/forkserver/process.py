@@ -9,7 +9,6 @@ import os
 import select
 import signal
 import socket
-import time
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
@@ -39,8 +38,6 @@ _LOOK_S: Final = 0.25
 #: invalid configuration (too many threads), launch out of resources (registers).
 _TOO_MUCH: Final = frozenset({1, 9, 701})
 _ILLEGAL_ADDRESS: Final = 700
-#: Linux's number of the kind of clock that counts a process's CPU time, in the low bits of the clock's id.
-_CPU_CLOCK: Final = 2
 _REASONS: Final = {
     End.MEMORY: Category.HOST_OUT_OF_MEMORY,
     End.OUTPUT: Category.OUTPUT_LIMIT,
@@ -111,7 +108,6 @@ class SealedProcess:
         self._gpu_s: float | None = None
         self._compile_s = compile_s
         self._cpu_before_s = 0.0
-        self._pid = 0
         self._notify(Compilers(compile_s))
 
     @classmethod
@@ -392,21 +388,11 @@ class SealedProcess:
         """
         self._notify(Count())
         match self._receive_message():
-            case Counted(seconds, pid):
-                self.cpu_s, self._pid = seconds - self._cpu_before_s, pid
+            case Counted(seconds):
+                self.cpu_s = seconds - self._cpu_before_s
             case report:
                 self._conclude(report)
                 raise self.died()
-
-    def busy_ns(self) -> int:
-        """Return the CPU time in nanoseconds of all threads of the process, once :meth:`count_cpu` was called, or -1.
-
-        The fork server reaps the process only after this handle has its report, so its id is no other process's.
-        """
-        try:
-            return time.clock_gettime_ns(~self._pid << 3 | _CPU_CLOCK) if self._pid and self.ended is None else -1
-        except OSError:
-            return -1
 
     def _raised(self, reply: Reply) -> EvaluationEnded:
         """Return the outcome for an exception in the process, from its tag, CUDA's code and the phase."""

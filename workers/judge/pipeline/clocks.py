@@ -46,7 +46,7 @@ from workers.judge.forkserver.process import SealedProcess
 from workers.judge.gpu import environment
 from workers.judge.pipeline.cases import Case
 from workers.judge.pipeline.estimator import Sample
-from workers.judge.pipeline.exchange import Candidate, Exchange, Output, copy_out
+from workers.judge.pipeline.exchange import Exchange, Output, copy_out
 
 #: Maximum seconds for a candidate to enqueue a call before the judge concludes that it waits for the GPU, for the first
 #: try and for later ones. A busy host can delay an honest candidate for a moment.
@@ -396,8 +396,6 @@ class CpuClock:
         """Prepare to time calls of any processes. On a GPU the judge's stream writes GO right after the inputs."""
         self._flusher = flusher
         self._on_gpu = on_gpu
-        #: CPU time of each process at the end of its last call.
-        self._busy: dict[Exchange, int] = {}
 
     def time(self, calls: Sequence[TimedCall]) -> None:
         """Time calls, one after the other. See :meth:`GpuClock.time`."""
@@ -415,12 +413,8 @@ class CpuClock:
 
     def _time(self, call: TimedCall, process: SealedProcess) -> Sample:
         page, exchange = process.flags, call.exchange
-        # The reference draws inputs between its calls. A candidate has nothing to do there.
-        before = self._busy.get(exchange, 0) if isinstance(exchange, Candidate) else 0
-        between = process.busy_ns() - before if before else 0
         number = process.send(Order.TIME_OVERHEAD if call.kind is Call.OVERHEAD else Order.TIME)
         self._wait(process, flags.READY, number)
-        inside = process.busy_ns()
         begin = time.perf_counter_ns()
         page[flags.SEED] = call.case.seed if exchange.form.draws else 0
         if not self._on_gpu:
@@ -439,17 +433,11 @@ class CpuClock:
         copy_out(call.views, call.into)
         exchange.settle()
         end = time.perf_counter_ns()
-        done = process.busy_ns()
-        # The CPU time around an overhead call counts for the next call.
-        self._busy[exchange] = done - between * (call.kind is Call.OVERHEAD)
         if page[flags.DONE] != number:
             raise EvaluationEnded(
                 Category.SANDBOX_VIOLATION, "the candidate answered a timed call before its end", Phase.TIME
             )
-        own_ns = _own_ns(page, number, 0)
-        if self._on_gpu or min(inside, done) < 0:
-            return Sample(end - begin, ready - begin, own_ns)
-        return Sample(end - begin, ready - begin, own_ns, done - inside, between)
+        return Sample(end - begin, ready - begin, _own_ns(page, number, 0))
 
     def _wait(self, process: SealedProcess, flag: int, number: int) -> None:
         """Wait until the flag shows the call's number, or the process sends a reply."""

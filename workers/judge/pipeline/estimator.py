@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, Literal, NamedTuple
 
-import numpy as np
-
 from kqueue.contract import Purpose, Timing
 from kqueue.evidence import Clocks, Histogram, Measurement
 
@@ -62,15 +60,11 @@ _RESOLUTION_NS: Final = 500.0
 _CPU_OVERHEAD_NS: Final = 50e3
 #: Error in nanoseconds between two processes that wait for the GPU in their forwards, with six busy slots on an H100.
 _WAITING_NS: Final = 35e3
-#: Share of a kernel's time by which the mean of its calls can exceed their median more than the reference's does.
-_UNEVEN: Final = 0.02
-#: Chance of such an excess below which it is the kernel's own, and above which it is other processes'. Between them
-#: the series goes on to twice its calls, for this multiple of :data:`SERIES_S` at most. A series is tested up to four
-#: times, so 0.2 % of honest kernels would be accused at most.
-_CHANCES: Final = (0.0005, 0.6)
-_UNEVEN_S: Final = 3.0
-#: Number of random divisions of the calls of both from which the chance is computed.
-_DIVISIONS: Final = 4000
+#: Factor by which the mean of a kernel's calls can exceed their median more than the reference's does.
+_SKEW: Final = 1.1
+#: Share of the longest calls that does not count in that mean. Time slices of other contexts lengthened up to a third
+#: of the calls of an honest kernel that uses several streams.
+_TRIMMED: Final = 0.35
 #: Number of bins of a histogram, and the number of interquartile ranges above the third quartile where its range ends.
 _BINS: Final = 20
 _FAR: Final = 3.0
@@ -99,15 +93,11 @@ class Sample(NamedTuple):
         ns: the whole span.
         yardstick_ns: the judge's own work before GO.
         own_ns: the time of the forward by the process's own clock, or -1 if it reported none. Not trusted.
-        inside_ns: CPU time of the process in the call, or -1 on a GPU.
-        between_ns: CPU time of a candidate between the last call and the order for this one.
     """
 
     ns: int
     yardstick_ns: int
     own_ns: int = -1
-    inside_ns: int = -1
-    between_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +153,6 @@ class Series:
         overheads: overhead calls.
         yardsticks: the judge's own work inside the calls.
         own, own_overheads: times of the same calls by the process's own clock, which are not trusted, or -1.
-        inside, between: the process's CPU time in each call, or -1, and before it (:class:`Sample`).
         unlooked: number of the last calls for which it is not known whether the device was throttled.
         discarded: number of calls that do not count because the device was throttled.
         kept: times of the calls that are kept to be verified.
@@ -182,8 +171,6 @@ class Series:
     yardsticks: list[int] = field(default_factory=list[int])
     own: list[int] = field(default_factory=list[int])
     own_overheads: list[int] = field(default_factory=list[int])
-    inside: list[int] = field(default_factory=list[int])
-    between: list[int] = field(default_factory=list[int])
     unlooked: int = 0
     discarded: int = 0
     kept: list[int] = field(default_factory=list[int])
@@ -213,9 +200,11 @@ class Series:
         return statistics.median(self.in_turn) > call + _IN_TURN_SLACK[0] + _IN_TURN_SLACK[1] * call
 
     @property
-    def has_inside(self) -> bool:
-        """True if the CPU time of the process is known for each call. Time slices of other processes are not in it."""
-        return len(self.inside) == len(self.calls) and min(self.inside, default=0) > 0
+    def skew(self) -> float:
+        """Mean of the calls divided by their median, without the longest few, which other processes cause."""
+        ordered = sorted(self.calls)
+        counted = ordered[: len(ordered) - int(_TRIMMED * len(ordered))]
+        return statistics.fmean(counted) / statistics.median(ordered)
 
     def variant_ratio(self, overhead_ns: float) -> float | None:
         """Return the median time on variants relative to that on the problem's inputs. None if it is too short."""
@@ -236,9 +225,6 @@ class Series:
             ns, own = (self.calls, self.own) if kind is Kind.SAMPLE else (self.overheads, self.own_overheads)
             ns.append(sample.ns)
             own.append(sample.own_ns)
-            if kind is Kind.SAMPLE:
-                self.inside.append(sample.inside_ns)
-                self.between.append(sample.between_ns)
             self.yardsticks.append(sample.yardstick_ns)
             self.unlooked += kind is Kind.SAMPLE
             return kind is Kind.SAMPLE
@@ -247,8 +233,7 @@ class Series:
     def look(self, *, throttled: bool) -> None:
         """Discard the calls since the last look at the device's clocks if it was throttled."""
         if throttled and self.unlooked:
-            for values in (self.calls, self.own, self.inside, self.between):
-                del values[-self.unlooked :]
+            del self.calls[-self.unlooked :], self.own[-self.unlooked :]
             self.discarded += self.unlooked
         self.unlooked = 0
 
@@ -292,8 +277,6 @@ class Stopping:
         self.first_look = fewest + int(chance.random() * more)
         self._beside_s = 0.0
         self._needs_overheads = False
-        #: Number of calls to which the series goes on, to learn whose the kernel's long calls are.
-        self._wanted = 0
 
     def kinds(self, series: Series, share: float, variants: int = 0) -> list[Kind]:
         """Return the calls of a process in a turn: one call that counts, and at random some of the other kinds.
@@ -329,21 +312,7 @@ class Stopping:
         if done and not late and len(own.calls) < self._timing.calls:
             done = is_settled(own, *beside) and all(map(is_settled, beside))
             self._needs_overheads = not done
-            done = done and not self._doubts(seconds)
         return done
-
-    def _doubts(self, seconds: float) -> bool:
-        """Return whether more calls are needed to learn whether the kernel or other processes made some calls long."""
-        own, *beside = self.series
-        if len(own.calls) < self._wanted:
-            return True
-        if not beside or seconds > _UNEVEN_S * SERIES_S[own.basis]:
-            return False
-        overhead = min(statistics.median(one.overheads) for one in self.series)
-        _, chance = unpaid(own, beside[0], statistics.median(own.calls) - overhead + own.empty_ns)
-        if is_open := _CHANCES[0] <= chance <= _CHANCES[1]:
-            self._wanted = min(2 * len(own.calls), self._timing.calls)
-        return is_open
 
     def _suffices(self, series: Series, seconds: float, *, late: bool) -> bool:
         calls = len(series.calls)
@@ -355,8 +324,7 @@ class Stopping:
 
     def _is_spent(self, series: Series) -> bool:
         """Return whether this is the reference in turn with a kernel, and has used its time."""
-        allowed = SERIES_S[series.basis] * (_UNEVEN_S if self._wanted else 1.0)
-        return series is not self.series[0] and self._beside_s > allowed
+        return series is not self.series[0] and self._beside_s > SERIES_S[series.basis]
 
 
 def is_settled(series: Series, reference: Series | None = None) -> bool:
@@ -379,41 +347,6 @@ def is_settled(series: Series, reference: Series | None = None) -> bool:
         return True
     excess, width = _excess_ns(series, net, reference), half_width(series.calls)
     return excess is None or width <= max(errors.refuting_ns, -excess)
-
-
-def unpaid(series: Series, reference: Series, net_ns: float) -> tuple[float, float]:
-    """Return the time that a kernel's mean call takes beyond its median, and the chance of so much without its doing.
-
-    It is in nanoseconds, and what the reference's calls have too is not in it. A kernel that works for several calls in
-    one of them pays for it so. Without the kernel's doing, any of both processes' calls would be as likely to be the
-    long ones (permutation test). On a CPU the time between the kernel's calls is added, which has no such chance.
-
-    Args:
-        net_ns: the kernel's median time without the launch overhead.
-    """
-    net_ns, by_cpu = max(net_ns, 1.0), series.has_inside and reference.has_inside
-    values, theirs = (one.inside if by_cpu else one.calls for one in (series, reference))
-    usual, their_usual = statistics.median(values), statistics.median(theirs)
-    wall = net_ns / usual if by_cpu else 1.0
-    # The end of the harness's answer can fall into one of them.
-    between = wall * statistics.fmean(sorted(series.between)[:-1] or [0]) if by_cpu else 0.0
-    between, chance = (between, 0.0) if between > _UNEVEN * net_ns else (0.0, 1.0)
-    scale = max(1.0, usual / their_usual)  # Other processes lengthen long calls more.
-    beyond, allowed = np.array(values) - usual, scale * (np.array(theirs) - their_usual)
-    excess = wall * float(beyond.mean() - allowed.mean())
-    if excess <= _UNEVEN * net_ns:
-        return between, chance
-    every, count = np.concatenate((beyond, allowed)), len(beyond)
-    divided = np.random.default_rng(0).permuted(np.tile(every, (_DIVISIONS, 1)), axis=1)[:, :count]
-    by_chance = float(1 + (divided.sum(axis=1) >= beyond.sum()).sum()) / (1 + _DIVISIONS)
-    if by_chance < _CHANCES[0] or not between:
-        return between + excess, by_chance
-    return between, chance
-
-
-def is_unpaid(found: tuple[float, float]) -> bool:
-    """Return whether a time of :func:`unpaid` is the kernel's own work, and not due to other processes."""
-    return found[0] > 0 and found[1] < _CHANCES[0]
 
 
 def overhead_of(series: Series, baseline: Measurement | None = None, *, on_gpu: bool) -> float:
@@ -449,8 +382,8 @@ def summarise(
     """Return a series as a measurement in milliseconds, without the launch overhead.
 
     No call counts as shorter than the shortest kept call if even that took longer than the median. Otherwise a kernel
-    could do its work in some calls only, and gain if by luck no other call was kept. For the same reason
-    each call counts as longer by what the mean exceeds the median more than the reference's does (:func:`unpaid`).
+    could do its work in some calls only, and gain if by luck no other call was kept. For the same reason no call counts
+    as shorter than the mean if the mean exceeds the median by far more than the reference's.
 
     Args:
         reference: for a candidate, the reference's series in turn with it, or None.
@@ -460,12 +393,11 @@ def summarise(
     least = min(series.kept, default=0)
     if least <= middle:
         least = 0
+    if reference is not None and series.skew > _SKEW * reference.skew:
+        least = max(least, statistics.fmean(series.calls))
     taken = overhead_ns - series.empty_ns
-    found = (0.0, 1.0) if reference is None else unpaid(series, reference, middle - taken)
-    if is_uneven := is_unpaid(found):
-        taken -= found[0]
     times = [max(call, least) - taken for call in series.calls]
-    own = _own_times(series, middle - taken, reference) if fine and not least and not is_uneven else None
+    own = _own_times(series, middle - taken, reference) if fine and not least else None
     samples, (fixed, share) = (series.calls, series.overheads), _ERRORS[series.basis].outside
     if own is not None:
         times, samples, (fixed, share) = own, (series.own, series.own_overheads), _ERRORS[series.basis].own

@@ -141,10 +141,6 @@ def _compare_times(context: Context, referenced: Referenced, times: Times) -> tu
         theirs = baseline.summarise(times.beside, fine=False).median_ms
         context.evidence.judge_speedup = theirs / outside if outside > 0 else None
     context.device.after_timing()
-    net_ns = statistics.median(own.calls) - overhead + own.empty_ns
-    if times.beside is not None and estimator.is_unpaid(found := estimator.unpaid(own, times.beside, net_ns)):
-        meaning = "work for other calls is done in some calls or between them, and the time that counts includes it"
-        _report(context, "calls_uneven", f"{found[0] / 1e6:.3g} ms for each call", meaning, Policy.FLAG)
     if own.variants:
         slower = len(own.variants) > 2 and min(own.variants) > statistics.quantiles(own.calls, n=10)[-1]
         ratio = own.variant_ratio(overhead)

@@ -131,9 +131,6 @@ def _time(
     by_deadline = int(reference.proxy.left_s / 2 / reference.forward_s)
     most = max(_FEWEST_PROOFS, min(_MOST_PROOFS, by_deadline))
     kept = KeptCalls(reference, most, on_gpu=context.slot.on_gpu)
-    if not context.slot.on_gpu:
-        for process in (candidate.process, reference.proxy.process):
-            process.count_cpu()  # From now on its CPU time can be read at any time.
     stopwatch = timing.Stopwatch(candidate, reference, context.slot, instruments, kept)
     with contextlib.ExitStack() as late, context.steps.timed("time"):
         beside = beside or _begin_turns(context, referenced, late)
