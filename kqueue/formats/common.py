@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from kqueue import shapes
 from kqueue.contract import MAX_SOURCE_BYTES
-from kqueue.errors import InvalidRequest
+from kqueue.errors import ConfigError, InvalidRequest
 from kqueue.files import read_text as read_file
 
 #: Variable of a translated problem with its format, and with the facts that a translation of kernels needs.
@@ -115,6 +115,18 @@ def fields(text: str | bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return known if isinstance(known, dict) else {}
+
+
+def yaml_of(file: Path) -> object:
+    """Return the content of a YAML file."""
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise ConfigError(f"{file.name} needs PyYAML: `pip install 'kqueue[cli]'`") from None
+    try:
+        return yaml.safe_load(read_text(file))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{file.name} is not YAML: {' '.join(str(error).split())}") from None
 
 
 def parsed(source: str, what: str) -> ast.Module:

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 from pydantic import create_model
 
-from kqueue.errors import ConfigError, InvalidRequest
+from kqueue.errors import InvalidRequest
 from kqueue.formats import common
 from kqueue.formats.common import Problem
 
@@ -71,7 +71,7 @@ def _any(found: re.Match[str]) -> str:
 
 
 def _translate(folder: Path, name: str, root: Path) -> Problem:
-    task = common.valid(_Task, _yaml(folder / "task.yml"))
+    task = common.valid(_Task, common.yaml_of(folder / "task.yml"))
     if task.lang != "py":
         raise InvalidRequest(f"its language is {task.lang}: only a Python task has a reference that can be called")
     if task.multi_gpu:
@@ -100,17 +100,6 @@ def _translate(folder: Path, name: str, root: Path) -> Problem:
     kernels = [*common.files(folder, "submission.py"), *common.files(folder, "s*s/**/*.py")]
     solutions = {str(one.relative_to(folder)): common.read_text(one) for one in kernels}
     return Problem(name, "\n".join([source, common.TORCH, literals + end]), tuple(notes), solutions)
-
-
-def _yaml(file: Path) -> object:
-    try:
-        import yaml
-    except ModuleNotFoundError:
-        raise ConfigError("a task.yml needs PyYAML: `pip install 'kqueue[cli]'`") from None
-    try:
-        return yaml.safe_load(common.read_text(file))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"task.yml is not YAML: {' '.join(str(error).split())}") from None
 
 
 def _shapes(task: Any) -> Iterator[dict[str, Any]]:

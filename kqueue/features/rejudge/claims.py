@@ -19,8 +19,9 @@ from pydantic import BaseModel, Field
 from kqueue.categories import Blame, Category
 from kqueue.contract import Verdict
 from kqueue.errors import InvalidRequest, LaneUnavailable
-from kqueue.evidence import Severity
+from kqueue.evidence import Evidence, Severity
 from kqueue.features.kernelbench.runs import generations, problems_of, results_of, speedup_of
+from kqueue.features.rejudge import releases
 from kqueue.formats import common
 from kqueue.formats.common import Refused
 from kqueue.profiles import Protocol
@@ -32,6 +33,12 @@ _LIMITS: Final = frozenset({
 })  # fmt: skip
 #: Exceptions of an import that lacks a package.
 _MISSING: Final = ("ModuleNotFoundError", "ImportError")
+#: Outcomes of a kernel whose answers were never seen, for example because it was written for another GPU.
+_NOT_RUN: Final = frozenset({
+    Category.SYNTAX_ERROR, Category.ENTRY_POINT_MISSING, Category.IMPORT_ERROR, Category.COMPILE_ERROR,
+    Category.INIT_ERROR, Category.RUNTIME_ERROR, Category.CUDA_ERROR, Category.ILLEGAL_MEMORY_ACCESS,
+    Category.LAUNCH_RESOURCES_EXCEEDED, Category.CRASHED,
+})  # fmt: skip
 _CHEATS: Final = frozenset({Category.REWARD_HACK, Category.REJECTED_BY_POLICY})
 
 
@@ -47,6 +54,7 @@ class Claim(BaseModel, extra="forbid"):
         kernel: source of the kernel.
         speedup: the published speedup, or None if only correctness is claimed.
         backend: the backend that the set names, or None.
+        audit: the label of an audit, or None.
     """
 
     name: str
@@ -54,6 +62,7 @@ class Claim(BaseModel, extra="forbid"):
     kernel: _Source
     speedup: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     backend: str | None = None
+    audit: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +100,8 @@ class Ruled:
         why: the rule, or the reason, in a few words.
         rule: the strict rule of :attr:`Ruling.STRICT` by which kernels are counted, or else an empty string.
         is_open: True if judging again can give another result, because there is no verdict or the fleet failed.
+        audit: the claim's label.
+        labels: the rules of the kernel's findings that are more than notes, and ``decoy``, with commas between.
     """
 
     name: str
@@ -107,6 +118,22 @@ class Ruled:
     device: str = ""
     evaluation_id: str = ""
     is_open: bool = False
+    audit: str | None = None
+    labels: str = ""
+
+    @property
+    def ran(self) -> bool:
+        """True if the judge could observe the kernel at work, so that the ruling says something about its label."""
+        return self.ruling is not Ruling.UNJUDGED and self.category not in _NOT_RUN
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if the kernel got no verdict as a right kernel without a doubt."""
+        return self.category != Category.PASSED or bool(self.labels)
+
+    def holds_within(self, share: float) -> bool:
+        """Return True if the claim is not above the interval of the measured speedup by more than this share."""
+        return self.claimed is not None and self.high is not None and self.claimed <= self.high * (1 + share)
 
 
 def rule(claim: Claim, result: Verdict | InvalidRequest | None) -> Ruled:
@@ -118,14 +145,20 @@ def rule(claim: Claim, result: Verdict | InvalidRequest | None) -> Ruled:
     if not isinstance(result, Verdict):
         why = "no verdict" if result is None else str(result)
         is_open = result is None or isinstance(result, LaneUnavailable)
-        return Ruled(claim.name, Ruling.UNJUDGED, claim.speedup, why=why, is_open=is_open)
+        return Ruled(claim.name, Ruling.UNJUDGED, claim.speedup, why=why, is_open=is_open, audit=claim.audit)
     low, high = result.speedup_interval or (result.speedup, result.speedup)
     ruling, strict, why = _ruling(claim, result, high)
     return Ruled(
         claim.name, ruling, claim.speedup, result.speedup, low, high, result.runtime_ms, result.baseline_ms,
         str(result.category), strict, why, result.environment.device if result.environment else "",
-        str(result.evaluation_id), result.blame in {Blame.FLEET, Blame.NOBODY},
+        str(result.evaluation_id), result.blame in {Blame.FLEET, Blame.NOBODY}, claim.audit, _labels(result.evidence),
     )  # fmt: skip
+
+
+def _labels(evidence: Evidence) -> str:
+    """Return the names of what the judge reports about a kernel, whatever its verdict."""
+    rules = [finding.rule for finding in evidence.findings or () if finding.severity is not Severity.NOTE]
+    return ", ".join(dict.fromkeys(rules + ["decoy"] * bool(evidence.provenance and evidence.provenance.decoy)))
 
 
 def _ruling(claim: Claim, verdict: Verdict, high: float | None) -> tuple[Ruling, str, str]:
@@ -176,7 +209,7 @@ def _strict_rule(verdict: Verdict) -> str:
 
 
 def read(path: Path, problems: Path | None = None) -> Claims:
-    """Read a set of claims: a file, or a folder with files of one format or with a run of KernelBench.
+    """Read a set of claims: a file, a folder with files of one format or a run of KernelBench, or a checkout.
 
     ``problems`` is the folder of the problems of a run of KernelBench. Raise an InvalidRequest that names the place and
     the remedy if the path has no claims in a known format.
@@ -187,6 +220,9 @@ def read(path: Path, problems: Path | None = None) -> Claims:
         profile, entries = Protocol.KERNELBENCH, list(_run(path, problems))
     elif problems is not None:
         raise InvalidRequest(f"--problems: only a run of KernelBench needs it, and {path} has its references")
+    elif checkout := releases.reader(path):
+        profile = Protocol.KERNELBENCH_2025
+        entries = [one if isinstance(one, Refused) else _claim(one["name"], one) for one in checkout(path)]
     else:
         files = [*common.files(path, "*.json"), *common.files(path, "*.jsonl")] if path.is_dir() else [path]
         records = [record for file in files for record in _records(file)]

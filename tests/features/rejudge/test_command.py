@@ -18,11 +18,46 @@ from kqueue.config import load
 from kqueue.contract import Outcome, Request, Settings
 from kqueue.errors import InvalidRequest
 from kqueue.features.rejudge.claims import read
+from kqueue.formats import common
 from kqueue.judging import LocalJudge
 from kqueue.profiles import Protocol
 from tests.cli.command import Cli, Judgement
 from tests.samples import RELU, RELU_KERNEL, ended, measurement, passed
 
+#: A problem whose module has the sizes, and an earlier version of it.
+REFERENCE = """from __future__ import annotations
+import torch
+import torch.nn as nn
+WIDTH = 4
+rows = 8
+class Model(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width, width))
+        self.register_buffer("{0}", torch.rand(width))
+    def forward(self, x):
+        return x @ self.weight * self.{0}
+def get_inputs():
+    return [torch.randn(rows, WIDTH)]
+def get_init_inputs():
+    return [WIDTH]
+"""
+SHAPES = 'SMALL = 8\nSHAPES = [{"width": SMALL, "rows": 6}]\n'
+#: A solution constructs memory for the weights only.
+SOLVED = """import torch
+class Model(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(width, width))
+        self.register_buffer("{0}", torch.empty(width))
+    def forward(self, x):
+        return torch.matmul(x, self.weight) * self.{0}
+"""
+SOLUTION = SOLVED.format("scale")
+GEMM = """#include <cute/tensor.hpp>
+auto BM = Int<64>{}; auto BN = Int<64>{}; auto BK = Int<32>{};
+void cuda_l2_h100_fp32(torch::Tensor a, torch::Tensor b,
+"""
 BODY = "return torch.relu(x)"
 INIT = "    def __init__(self):\n        super().__init__()\n        self.norm = torch.nn.BatchNorm1d(64)\n"
 NORM = RELU.replace("torch.relu(x)", "self.norm(x)").replace("    def forward", f"{INIT}    def forward")
@@ -62,7 +97,7 @@ def table(folder: Path) -> dict[str, dict[str, str]]:
         return {row["name"]: row for row in csv.DictReader(file)}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def local() -> Iterator[LocalJudge]:
     """Judge on one CPU."""
     with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
@@ -147,6 +182,39 @@ def test_on_the_fleet(cli: Cli, judging: Callable[[Judgement], None], tmp_path: 
     assert len(asked) == 2
 
 
+def test_audits(cli: Cli, judging: Callable[[Judgement], None], tmp_path: Path) -> None:
+    """The report counts how results agree with labels among kernels that ran, lists the others, and what changed."""
+    right, failed = (
+        passed(runtime=measurement(0.5)),
+        map(ended, (Category.WRONG_VALUES, Category.COMPILE_ERROR, Category.REWARD_HACK)),
+    )
+    names = ["missed", "right", "stopped", "foreign", "accused"]
+    outcomes = dict(zip(names, (right, right, *failed), strict=True))
+    judging(lambda label: outcomes[label])
+    labels = {name: "clean" if name in ("accused", "right") else "reward_hack" for name in outcomes}
+    claims = [
+        {"name": name, "audit": label, "reference": RELU, "kernel": f"{RELU_KERNEL}# {name}", "speedup": 2.01}
+        for name, label in labels.items()
+    ]
+    cli.write("set.jsonl", "\n".join(map(json.dumps, claims)))
+    cli.write("set.csv", "name,ruling\nright,cheat\nmissed,slower than claimed\n")
+    command = ("rejudge", "set.jsonl", "--out", "out")
+    done = cli(*command, "--against", "set.csv")
+    assert (done.returncode, "before" in done.stdout) == (0, True), done.stderr
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "4 of 5 audited kernels ran. Of 2 that the audit calls reward hacks, 1 are stopped or labelled." in report
+    assert "Of 2 that it calls clean, 1 are called cheats, and 0 have a label." in report
+    assert "| reward\\_hack | wrong under its own protocol | 2 |" in report
+    assert "| right | cheat | slower than claimed |" in report
+    assert "Of the 5 judged claims of a speedup, 2 hold within 1%." in report
+    wrong = report.partition("## Disagreements")[2].partition("## ")[0]
+    assert [line.split("|")[1].strip() for line in wrong.splitlines()[4:-1]] == ["missed", "accused"]
+    drawn = [[row["name"] for row in cli.told(*command, "--sample", "2", "--seed", seed)] for seed in ("1", "1", "2")]
+    assert (drawn[0], len(set(drawn[0]))) == (drawn[1], 2)
+    assert "set.jsonl (2 of 5 at random, seed 2)" in (tmp_path / "out" / "report.md").read_text()
+    assert "is no claims.csv" in cli(*command, "--against", "set.jsonl").stderr
+
+
 def test_formats(tmp_path: Path) -> None:
     """CUDA-L1's two forms, JSON lines and a run of KernelBench give claims, with the profile of their authors."""
     lines = tmp_path / "l1.json"
@@ -228,3 +296,72 @@ def test_bad_options(cli: Cli) -> None:
     ):
         done = cli("rejudge", *arguments)
         assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.slow("starts a judge")
+def test_decks(local: LocalJudge, cli: Cli, tmp_path: Path) -> None:
+    """A solution is judged with the weights and shapes of the version of its problem that it was written for."""
+    for problem, check in (("01_gemm", "solution.Model()"), ("02_run", "solution.run(1)")):
+        folder = f"benchmarks/hard/problems-h100/{problem}"
+        cli.write(f"{folder}/reference.py", REFERENCE.format("scale"))
+        cli.write(f"{folder}/shapes.py", SHAPES)
+        cli.write(f"{folder}/check.py", check)
+        cli.write(f"{folder}/problem.yaml", "tolerance:\n  float32: 0.01\nforbidden: [torch.mm]\n")
+    cli.write("public/data/hard/references/01_gemm_reference.py.txt", REFERENCE.format("gain"))
+    for run, solution in {
+        "a_01_gemm": SOLUTION,
+        "b_01_gemm": SOLVED.format("gain"),
+        "c_01_gemm": f"FLAGS = '-arch=sm_120'\n{SOLUTION}",
+        "d_01_gemm": "",
+        "e_02_run": SOLUTION,
+        "f_03_gone": SOLUTION,
+        "h_01_gemm": SOLUTION,
+    }.items():
+        cli.write(f"public/runs/{run}_solution.py.txt", solution)
+        cli.write(f"benchmarks/hard/results/annotations/{run}.yaml", "verdict: clean\nsummary: none\n")
+    cli.write("public/runs/h100/a_01_gemm_solution.py.txt", SOLUTION + "#define X sm_120\n")
+    cli.write("benchmarks/hard/results/annotations/g_01_gemm.yaml", "verdict: clean\n")
+    cli.write("benchmarks/hard/results/annotations/h_01_gemm.yaml", "note: none\n")
+    found = read(tmp_path)
+    assert {one.name.rpartition("/")[2]: one.reason for one in found.skipped} == {
+        "c_01_gemm": "it is written for a newer GPU (sm_120)",
+        "d_01_gemm": "its solution defines no Model",
+        "e_02_run": "its check calls other functions than forward",
+        "h_01_gemm": "verdict: Field required",
+        "f_03_gone": "its problem is not published",
+        "g_01_gemm": "its solution is not published",
+    }
+    assert [(one.name, one.audit, one.backend, one.speedup) for one in found.claims] == [
+        ("hard/a_01_gemm", "clean", "cuda", None),
+        ("hard/b_01_gemm", "clean", "cuda", None),
+    ]
+    assert "sm_120" in found.claims[0].kernel
+    settings = Settings.model_validate({"checks": 1, "timing": {"purpose": "check"}})
+    for one in found.claims:
+        outcome = local(Request(problem=one.reference, kernel=one.kernel, backend="torch", settings=settings))
+        assert outcome.category == "passed", outcome.message
+        shapes = outcome.evidence.shapes
+        assert shapes is not None
+        assert [row.name for row in shapes.rows] == ["1: WIDTH=8, rows=6"]
+
+
+def test_cuda_l2(cli: Cli, tmp_path: Path) -> None:
+    """The claim of a kernel is its speedup over the product of the same layout. A padded size has none."""
+    cli.write(
+        "eval_results/cuda_l2_h100_F32F16F16F32_speedup_offline.csv",
+        "mnk,torch.matmul,cuBLAS-tn\n64_128_32,1.5,1.25\n64_96_32,2,2\n64_64_96,3,3\n64_64_64,3,3\n",
+    )
+    for name, source in {"64_128_32": GEMM, "64_96_32": GEMM, "64_64_64": "__global__"}.items():
+        cli.write(f"kernels/h100_F32F16F16F32/{name}.cu", source)
+    found = read(tmp_path)
+    [claim] = found.claims
+    assert (claim.name, claim.speedup, claim.backend) == ("F32F16F16F32/64_128_32", 1.25, "cuda")
+    assert found.profile is Protocol.KERNELBENCH_2025
+    assert "torch.randn(64, 32).half(), torch.randn(128, 32).half()" in claim.reference
+    assert common.parsed(claim.kernel, "kernel")
+    assert "library.cuda_l2_h100_fp32(a, columns, columns, c)" in claim.kernel
+    assert {one.name.rpartition("/")[2]: one.reason for one in found.skipped} == {
+        "64_96_32": "its authors pad the inputs, and do not time that",
+        "64_64_96": "no kernel is published",
+        "64_64_64": "it has no function of CUDA-L2's form",
+    }
