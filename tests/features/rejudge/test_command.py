@@ -188,9 +188,8 @@ def test_audits(cli: Cli, judging: Callable[[Judgement], None], tmp_path: Path) 
         passed(runtime=measurement(0.5)),
         map(ended, (Category.WRONG_VALUES, Category.COMPILE_ERROR, Category.REWARD_HACK)),
     )
-    outcomes: dict[str, Outcome] = dict(
-        zip(("missed", "right", "stopped", "foreign", "accused"), (right, right, *failed), strict=True)
-    )
+    names = ["missed", "right", "stopped", "foreign", "accused"]
+    outcomes = dict(zip(names, (right, right, *failed), strict=True))
     judging(lambda label: outcomes[label])
     labels = {name: "clean" if name in ("accused", "right") else "reward_hack" for name in outcomes}
     claims = [
@@ -210,7 +209,6 @@ def test_audits(cli: Cli, judging: Callable[[Judgement], None], tmp_path: Path) 
     assert "Of the 5 judged claims of a speedup, 2 hold within 1%." in report
     wrong = report.partition("## Disagreements")[2].partition("## ")[0]
     assert [line.split("|")[1].strip() for line in wrong.splitlines()[4:-1]] == ["missed", "accused"]
-    # A seed draws the same kernels again.
     drawn = [[row["name"] for row in cli.told(*command, "--sample", "2", "--seed", seed)] for seed in ("1", "1", "2")]
     assert (drawn[0], len(set(drawn[0]))) == (drawn[1], 2)
     assert "set.jsonl (2 of 5 at random, seed 2)" in (tmp_path / "out" / "report.md").read_text()
