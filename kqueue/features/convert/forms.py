@@ -139,7 +139,8 @@ def traces_of(folder: Path, verdict: Record) -> Iterator[Record]:
     problem = formats.one(folder, str(verdict.get("problem_label")))
     workloads = [shape.name for shape in problem.shapes]
     known = dict(zip(workloads, formats.origin(problem.source)["workloads"], strict=True))
-    for row in get(verdict, _SHAPES) or [{"name": workloads[0], "category": verdict.get("category")}]:
+    rows: list[Record] = get(verdict, _SHAPES) or [{"name": workloads[0], "category": verdict.get("category")}]
+    for row in rows:
         if row["name"] not in known:
             raise InvalidRequest(f"{folder}: has no workload {row['name']}")
         if row["category"] is not None:
