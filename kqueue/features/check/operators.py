@@ -177,8 +177,8 @@ def read(path: Path, shown: str) -> Operators:
         faults = sorted(error.errors(), key=lambda fault: fault["type"] != "value_error")
         fault = faults[0]
         parts = [str(part + 1) if isinstance(part, int) else part for part in fault["loc"]]
-        in_operator = fault["loc"][:1] == ("operator",) and len(fault["loc"]) > 1
-        if in_operator and isinstance(one := listed["operator"][fault["loc"][1]], dict):
+        is_known = parts[0] == "operator" and len(parts) > 1
+        if is_known and isinstance(one := listed["operator"][int(parts[1]) - 1], dict):
             parts[:2] = [str(one.get("name", f"operator {parts[1]}"))]
         where = ".".join([*parts[:1], *(part for part in parts[1:] if part.isidentifier() or part.isdigit())])
         raise InvalidRequest(f"{shown}: {where}: {str(fault['msg']).removeprefix('Value error, ')}") from None
