@@ -144,7 +144,7 @@ def test_fields_of_verdicts_exist() -> None:
             node = properties(node)[name]
 
 
-@pytest.mark.parametrize("form", FORMS.keys() - {"flashinfer-bench"})
+@pytest.mark.parametrize("form", sorted(FORMS.keys() - {"flashinfer-bench"}))
 def test_verdicts_take_each_form(cli: Cli, form: str) -> None:
     """What a form holds of a right, a wrong and an unjudged kernel comes back, and the rest is listed."""
     given = [verdict(one) for one in (passed(), ended(Category.WRONG_VALUES), ended(Category.WORKER_LOST))]
