@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -95,8 +94,8 @@ class Served:
         return url
 
     def close(self) -> None:
-        """Stop the server as SIGTERM does: waiting requests are answered at once."""
-        self._server.handle_exit(signal.SIGTERM, None)
+        # A signal's handler would end the streams of all servers in this process.
+        self._server.should_exit = True
         self._thread.join()
         for listening in self._sockets:
             listening.close()

@@ -318,6 +318,10 @@ def test_a_restart_of_redis_loses_no_message(engine: Engine, own_valkey: Valkey)
             for _ in range(3):
                 assert sweep(engine, app, retry_delay_s=1).broker_error is None
             assert client.info("stats")["total_connections_received"] == before
+        own_valkey.stop()
+        for call in (lambda: broker.publish(app, [message()]), lambda: broker.waiting(app, "cpu")):
+            with pytest.raises(BrokerUnavailable, match="KQUEUE_REDIS_URL"):
+                call()
 
 
 def test_silent_workers_are_given_up(engine: Engine, app: Celery, fields, worker_id: UUID) -> None:
