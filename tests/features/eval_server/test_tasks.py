@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from kqueue.config import Config
 from kqueue.evidence import Evidence, LibraryKernel, Provenance
 from kqueue.states import Priority
 from kqueue.store import tokens
+from tests.http.serving import Served as SeparatelyServed
 from tests.http.serving import problem_of
 from tests.http.standin import Served
 from tests.samples import ended, passed
@@ -181,14 +183,15 @@ def test_a_batch_and_an_envelope(http: httpx.Client, judging: None, engine: Engi
     assert "reference_code" in problem_of(http.post("/workflow/submit", json=missing), 422, "invalid_request")["detail"]
 
 
-def test_a_restart(serve, config: Config, worker_id: UUID, engine: Engine, judge: Any) -> None:
+def test_a_restart(serve, config: Config, worker_id: UUID, engine: Engine, judge: Any, tmp_path: Path) -> None:
     """A server that stops answers with the status, and the next one finds the task."""
     bodies = {"/evaluate": task_body(0), "/evaluate/batch": {"batch_id": "b", "tasks": [task_body(1)]}}
-    served = serve(config)
-    with served.client() as http, ThreadPoolExecutor(2) as pool:
+    with SeparatelyServed(config, tmp_path / "log") as served, ThreadPoolExecutor(2) as pool:
+        headers = {"Authorization": f"Bearer {served.admin}"}
+        http = httpx.Client(base_url=served.url, headers=headers, timeout=60)
         waiting = [pool.submit(http.post, path, json=body) for path, body in bodies.items()]
         until(lambda: len(rows(engine)) == 2, what="the tasks")
-        served.close()
+        assert served.stop() == 0
         one, batch = [answer.result(60).raise_for_status().json() for answer in waiting]
         assert (one["status"], batch["batch_status"]) == ("pending", "processing")
         serve(config, port=served.port)
