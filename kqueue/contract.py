@@ -80,6 +80,12 @@ def named_tree(source: str) -> NamedTree | None:
         return NamedTree(found[1], found[2] or "")
 
 
+def build_of(source: str) -> tuple[str, ...]:
+    """Return the command that builds the tree that a source names, in words, or nothing."""
+    tree = named_tree(source)
+    return () if tree is None else tree.build
+
+
 #: Name of a registered backend (:mod:`kqueue.backends`), or ``pytest`` for a repository's tests.
 BackendName = Annotated[str, backends.Known]
 

@@ -149,10 +149,8 @@ def traces_of(folder: Path, verdict: Record) -> Iterator[Record]:
 
 
 def _flashinfer(verdict: Record) -> Record:
-    workload, category = (
-        get(verdict, "other.flashinfer-bench.workload"),
-        _category(verdict, needed="category" in verdict),
-    )
+    workload = get(verdict, "other.flashinfer-bench.workload")
+    category = _category(verdict, needed="category" in verdict)
     if workload is None:
         raise InvalidRequest("a trace has a workload of its set: give lines of `judge --json`, and --problems SET")
     if category is None:

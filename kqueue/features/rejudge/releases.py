@@ -174,7 +174,7 @@ def _solution(root: Path, deck: Path, audit: Path, solutions: Mapping[str, Path]
 
 def _problem(folder: Path, reference: str) -> str:
     """Return a deck's problem with its shapes and its tolerance."""
-    tree = common.reference(reference, "reference.py", {"Model", "get_inputs", "get_init_inputs"}, frozenset())
+    tree = common.reference(reference, "reference.py", {"Model", *_MAKERS}, frozenset())
     names = {name.casefold(): name for name in sorted(common.defined(tree))}
     listed = _shapes(common.parsed(common.read_text(folder / "shapes.py"), "shapes.py"))
     if missing := [key for shape in listed for key in shape if key.casefold() not in names]:
@@ -209,10 +209,7 @@ def _constructor(reference: str) -> str:
     for node in ast.parse(reference).body:
         if isinstance(node, ast.ClassDef) and node.name == "Model":
             node.body = [part for part in node.body if getattr(part, "name", "") != "forward"]
-        if getattr(node, "module", "") != "__future__" and getattr(node, "name", "") not in (
-            "get_inputs",
-            "get_init_inputs",
-        ):
+        if getattr(node, "module", "") != "__future__" and getattr(node, "name", "") not in _MAKERS:
             body.append(node)
     return indent(ast.unparse(ast.Module(body, [])), "    ")
 

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, Row, and_, case, func, or_, select, update
 
 from kqueue import passes, shapes
 from kqueue.backends import PYTEST
-from kqueue.contract import TREE_LINE, Settings, named_tree
+from kqueue.contract import TREE_LINE, Settings, build_of
 from kqueue.message import Message
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations.conditions import EARLY, ITS_KERNEL, ITS_PROBLEM, QUEUED
@@ -65,9 +65,8 @@ def _judgements(problem: str, settings: Mapping[str, Any]) -> int:
     """
     policies = settings.get("policies")
     is_further = isinstance(policies, dict) and cast("dict[str, Any]", policies).get("shapes", "allow") != "allow"
-    tree = named_tree(problem)
-    builds = tree is not None and bool(tree.build)
-    return passes.count(problem, backward=bool(settings.get("backward"))) + shapes.FURTHER * is_further + builds
+    further = shapes.FURTHER * is_further + bool(build_of(problem))
+    return passes.count(problem, backward=bool(settings.get("backward"))) + further
 
 
 def _total_s(settings: Mapping[str, Any]) -> float:

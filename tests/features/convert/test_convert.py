@@ -146,7 +146,7 @@ def test_fields_of_verdicts_exist() -> None:
 
 @pytest.mark.parametrize("form", sorted(FORMS.keys() - {"flashinfer-bench"}))
 def test_verdicts_take_each_form(cli: Cli, form: str) -> None:
-    """What a form holds of a right, a wrong and an unjudged kernel comes back, and the rest is listed."""
+    """Fields that a form can hold return unchanged from it. The command lists the other fields."""
     given = [verdict(one) for one in (passed(), ended(Category.WRONG_VALUES), ended(Category.WORKER_LOST))]
     left_out = form in ("hf-kernels", "kernelbot")
     cli.write("verdicts.jsonl", "\n".join(one.model_dump_json() for one in given))

@@ -26,7 +26,7 @@ from typing import Any, Final, cast
 import torch
 
 from kqueue.backends import registered
-from kqueue.contract import named_tree
+from kqueue.contract import build_of
 from workers.judge.candidate import (
     archive,
     failures,
@@ -293,7 +293,7 @@ class Harness:
     def _build(self, command: Command) -> Reply:
         """Run the command that builds the source's tree, or import the source for the libraries that it compiles."""
         job: Job = command.payload
-        if (tree := named_tree(job.source)) and tree.build:
+        if build_of(job.source):
             self._job = job
             if job.lines:
                 libraries.note_lines()

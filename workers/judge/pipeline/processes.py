@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from kqueue import backends
 from kqueue.categories import Blame
-from kqueue.contract import Outcome, Phase, Request, named_tree
+from kqueue.contract import Outcome, Phase, Request, build_of
 from kqueue.evidence import Build as Compilation
 from kqueue.evidence import ReferenceProcess
 from kqueue.passes import Pass
@@ -171,7 +171,7 @@ class Processes:
         process, opening, built = self._take_candidate() or self._fork_candidate()
         self._others.append(process)
         self._cpu.count(Role.CANDIDATE, process)
-        if backends.find(self._request.backend).extensions or _names_build(self._request.kernel):
+        if backends.find(self._request.backend).extensions or build_of(self._request.kernel):
             self._built = built
             self.builder = self._begin_build(self._request.kernel, built, BUILDER_OFFSET)
         job = self._job(self._request.kernel, static.ENTRY, built=self._built)
@@ -226,7 +226,7 @@ class Processes:
 
     def _place_of_problem(self) -> str | None:
         """Return a new directory for the files of the build that the problem names, or None if it names none."""
-        return self._new_scratch() if _names_build(self._request.problem) else None
+        return self._new_scratch() if build_of(self._request.problem) else None
 
     def _build_problem(self, built: str | None) -> None:
         """Build the tree that the problem names, for a process that was forked with the directory ``built``."""
@@ -391,9 +391,3 @@ class Processes:
             steps=static.calls(self._request.problem) or 1,
             tree=self._request.tree_of(source),
         )
-
-
-def _names_build(source: str) -> bool:
-    """Return whether a source names a command that builds its tree."""
-    tree = named_tree(source)
-    return tree is not None and bool(tree.build)
