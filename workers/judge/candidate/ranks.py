@@ -34,6 +34,7 @@ def prepare(member: Member) -> None:
         # Multicast is set up by a service that all users of a host share.
         "NCCL_NVLS_ENABLE": "0",
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        "NVSHMEM_DISABLE_NVLS": "1",
     }
     if member.devices:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(member.devices)
