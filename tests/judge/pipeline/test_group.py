@@ -82,11 +82,12 @@ def test_a_right_kernel_passes_and_is_timed(rig: Rig) -> None:
         ("pass", "if dist.get_rank(): total = self.__dict__.setdefault('kept', total)", Category.WRONG_VALUES),
         ("while dist.get_rank() == 1: time.sleep(0.01)", "pass", Category.TIMEOUT),
         ("pass", "dist.barrier() if dist.get_rank() == 1 else None", Category.TIMEOUT),
+        ("while dist.get_rank() == 1: time.sleep(0.01)\n        time.sleep(60)", "pass", Category.TIMEOUT),
         ("os.abort() if dist.get_rank() == 1 else None", "pass", Category.CRASHED),
         ("x.new_empty(1 << 50) if dist.get_rank() == 1 else None", "pass", Category.HOST_OUT_OF_MEMORY),
         ("x.add_(dist.get_rank())", "pass", Category.INPUT_MUTATED),
     ],
-    ids=["wrong", "precomputed", "hanging", "waiting", "crashed", "out of memory", "changed input"],
+    ids=["wrong", "precomputed", "hanging", "waiting", "both hanging", "crashed", "out of memory", "changed input"],
 )
 def test_the_rank_that_failed_first_is_named(rig: Rig, first: str, last: str, category: Category) -> None:
     """Whatever its peer then does, the rank that failed is named, and all ranks end."""
@@ -145,8 +146,10 @@ def test_a_group_reaches_nothing_else(rig: Rig, tmp_path: Path) -> None:
     assert outcome.category is Category.PASSED, (outcome.message, outcome.log)
 
 
-MEETS = """folder, own, pids = os.environ["TEMPDIR"], os.getpid(), [None, None]
+MEETS = """folder, own, pids, places = os.environ["TEMPDIR"], os.getpid(), [None, None], [None, None]
         dist.all_gather_object(pids, own)
+        dist.all_gather_object(places, os.stat("/dev/shm").st_dev)
+        assert places[0] == places[1], "NCCL would not let them use each other's memory"
         link = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         link.bind(f"{folder}/{own}")
         dist.barrier()

@@ -60,6 +60,8 @@ _GRACE_S: Final = 0.5
 _OF_A_PEER: Final = re.compile(r"gloo/|NCCL|(?:closed|reset) by peer")
 #: The innermost frame of a stack that waits for peers.
 _WAITS: Final = re.compile(r'\A[^"]*File "[^"]*/torch/(?:distributed/|cuda/__init__\.py)')
+#: A frame of the kernel's source in a stack, and its line.
+_LINE: Final = re.compile(r'File "[^"]*/kernel\.py", line (\d+)')
 #: Maximum number of timed calls whose outputs are kept and verified, chosen at random.
 _MOST_KEPT: Final = 8
 #: Share of the time phase's deadline after which no further call begins.
@@ -413,7 +415,7 @@ class _Group:
             for future in sorted(done, key=futures.__getitem__):
                 if (error := future.exception()) is not None:
                     failed[futures[future]] = error
-            if until is None and any(_weight(error, processes[rank]) < _WAITED for rank, error in failed.items()):
+            if until is None and any(_weight(error, processes[rank])[0] < _WAITED for rank, error in failed.items()):
                 until = time.monotonic() + _GRACE_S
             if pending and until is not None and time.monotonic() >= until:
                 for future in pending:
@@ -429,7 +431,7 @@ class _Group:
                 process.begin_stop()
         if group is not self._references and self._candidates:
             self._context.processes.candidate = self._candidates[first]  # Its log is stored.
-        late = [rank for rank in failed if rank != first and weights[rank] == weights[first] != _OWN]
+        late = [rank for rank in failed if rank != first and weights[rank][0] == weights[first][0] != _OWN]
         with _named(first, late):
             raise failed[first]
 
@@ -439,13 +441,18 @@ class _Group:
 _OWN, _HANGS, _WAITED, _PEER = range(4)
 
 
-def _weight(error: BaseException, process: SealedProcess) -> int:
-    """Return the place of a rank's failure in this order."""
+def _weight(error: BaseException, process: SealedProcess) -> tuple[int, int]:
+    """Return the place of a rank's failure in this order, and for a rank that did not end its line in the kernel.
+
+    All ranks run the same source, so of two that did not end the one at the earlier line is the one that is late.
+    """
     if not isinstance(error, EvaluationEnded):
-        return _OWN
+        return _OWN, 0
     if process.ended is not None and process.ended.reason is End.DEADLINE:
-        return _WAITED if _WAITS.search(process.ended.log.partition("(most recent call first)")[2]) else _HANGS
-    return _PEER if process.ended is None and _OF_A_PEER.search(error.outcome.message) else _OWN
+        stack = process.ended.log.partition("(most recent call first)")[2]
+        line = _LINE.search(stack)
+        return (_WAITED if _WAITS.search(stack) else _HANGS), int(line[1]) if line else 0
+    return (_PEER if process.ended is None and _OF_A_PEER.search(error.outcome.message) else _OWN), 0
 
 
 def _early(rank: int) -> EvaluationEnded:

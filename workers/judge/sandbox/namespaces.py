@@ -61,7 +61,7 @@ def for_group(size: int) -> list[int]:
             fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _UP))
         linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
         flags = linux.MS_NOSUID | linux.MS_NODEV
-        linux.mount("tmpfs", "/tmp", "tmpfs", flags, "mode=1777,size=64k,nr_inodes=256")  # noqa: S108
+        linux.mount("tmpfs", "/tmp", "tmpfs", flags, "mode=1777,size=64m,nr_inodes=256")  # noqa: S108
         return [
             os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC),
             *(linux.clone("/tmp") for _ in range(size)),  # noqa: S108

@@ -23,8 +23,8 @@ from workers.judge.sandbox.reach import Reach
 #: Resource limits that are set to zero. Locked memory keeps the host's limit, because CUDA pins memory.
 _NONE: Final = (resource.RLIMIT_CORE, resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE, resource.RLIMIT_MSGQUEUE)
 _OPEN_FILES: Final = 4096
-#: Directory for the sockets of a group. It is in a directory that a private file system covers.
-_MEETING: Final = "/tmp/group"  # noqa: S108
+#: Directory for the sockets of a group. NCCL lets two GPUs use each other's memory only if it is on one device.
+_MEETING: Final = "/dev/shm"  # noqa: S108
 
 
 class Role(StrEnum):
@@ -118,7 +118,7 @@ def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep
         means.covers.attach(mount, profile.scratch, shelf)
         os.close(mount)
     if meeting is not None:
-        Path(_MEETING).mkdir()
+        Path(_MEETING).mkdir(exist_ok=True)
         linux.attach(meeting, _MEETING)
         os.close(meeting)
     limit()
