@@ -268,14 +268,15 @@ class Stopping:
         first_look: number of calls after which precision can end them.
     """
 
-    def __init__(self, timing: Timing, series: list[Series], chance: random.Random) -> None:
-        """Take the process's series, and the reference's if it is timed in turn."""
+    def __init__(self, timing: Timing, series: list[Series], chance: random.Random, *, alone: bool = False) -> None:
+        """Take the process's series, and the reference's if it is timed in turn. ``alone``: no others use the device."""
         self._timing = timing
         self._random = chance
         self.series = series
         self._precision, fewest, more = _LOOKS[timing.purpose]
         self.first_look = fewest + int(chance.random() * more)
         self._beside_s = 0.0
+        self._alone = alone
         self._needs_overheads = False
 
     def kinds(self, series: Series, share: float, variants: int = 0) -> list[Kind]:
@@ -320,11 +321,14 @@ class Stopping:
             return False
         if calls >= self._timing.calls or late or self._is_spent(series):
             return True
-        return calls >= self.first_look and (seconds > SERIES_S[series.basis] or series.is_precise(self._precision))
+        return calls >= self.first_look and (seconds > self._limit_s(series) or series.is_precise(self._precision))
 
     def _is_spent(self, series: Series) -> bool:
         """Return whether this is the reference in turn with a kernel, and has used its time."""
-        return series is not self.series[0] and self._beside_s > SERIES_S[series.basis]
+        return series is not self.series[0] and self._beside_s > self._limit_s(series)
+
+    def _limit_s(self, series: Series) -> float:
+        return SERIES_S["gpu_clock" if self._alone else series.basis]
 
 
 def is_settled(series: Series, reference: Series | None = None) -> bool:

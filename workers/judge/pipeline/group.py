@@ -237,7 +237,8 @@ class _Group:
             )
             groups = [every for every in (candidates, references) if every]
             series = [Series("cpu_clock", timing.warmup) for _ in groups]
-            stopping, begun, late = Stopping(timing, series, self._random), time.monotonic(), False
+            stopping = Stopping(timing, series, self._random, alone=self._on_gpu)
+            begun, late = time.monotonic(), False
             while not stopping.is_finished(time.monotonic() - begun, late=late):
                 late = time.monotonic() > begun + self._settings.deadlines.time_s * _BUDGET
                 cases = self._drawn()
