@@ -269,7 +269,10 @@ class Stopping:
     """
 
     def __init__(self, timing: Timing, series: list[Series], chance: random.Random, *, alone: bool = False) -> None:
-        """Take the process's series, and the reference's if it is timed in turn. ``alone``: no others use the device."""
+        """Take the process's series, and the reference's if it is timed in turn.
+
+        ``alone``: no other process uses the device, so that more calls by the CPU's clock narrow the interval.
+        """
         self._timing = timing
         self._random = chance
         self.series = series
