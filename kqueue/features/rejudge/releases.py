@@ -86,20 +86,21 @@ _CUDA_L2: Final = """from importlib.util import find_spec
 import torch
 from torch.utils.cpp_extension import load_inline
 
-if (found := find_spec("cutlass_library")) is None:
+source = {source!r}
+headers = ["include", "tools/util/include"] if "cutlass/" in source or "cute/" in source else []
+if headers and (found := find_spec("cutlass_library")) is None:
     raise ModuleNotFoundError("its headers are CUTLASS's: pip install nvidia-cutlass==4.2.0.0")
-headers = found.submodule_search_locations[0] + "/source/"
 library = load_inline(
     "cuda_l2",
     "void {function}(torch::Tensor a, torch::Tensor b, torch::Tensor b_col_major, torch::Tensor c);",
-    {source!r},
+    source,
     functions=["{function}"],
     extra_cuda_cflags=[
         "-O3", "-arch=sm_90a", "--expt-relaxed-constexpr", "--expt-extended-lambda", "--use_fast_math",
         "-U__CUDA_NO_HALF_OPERATORS__", "-U__CUDA_NO_HALF_CONVERSIONS__", "-U__CUDA_NO_HALF2_OPERATORS__",
         "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
     ],
-    extra_include_paths=[headers + "include", headers + "tools/util/include"],
+    extra_include_paths=[found.submodule_search_locations[0] + "/source/" + folder for folder in headers],
 )
 
 
