@@ -136,9 +136,9 @@ KERNELS = {
     "half_silu": ("slow_silu", "return torch.nn.functional.silu(x)"),
     "coarse_rms_norm": ("rms_norm", OPERATORS["rms_norm"][1].replace("return", COARSE)),
 }
-#: Kernels whose problems have a tolerance of their own.
+#: Tolerances that the problems of kernels declare.
 TOLERANCE = {"coarse_rms_norm": 'OUTPUT_TOLERANCE = {"atol": 1e-2, "rtol": 0.07}\n'}
-#: What is measured, in this order: kind, model, kernel, and number of rounds.
+#: The measurements in their order: kind, model, kernel, and number of rounds.
 MEASURED = (
     ("kernel", "llama", "fused_rms_norm", 3),
     ("kernel", "vision", "halved_gelu", 3),
