@@ -73,6 +73,9 @@ class Config(BaseModel):
     isolation: Literal["none", "basic", "strong", "full"] = "basic"
     """Minimum isolation of candidates. A worker does not start on a host that provides less. ``kqueue doctor`` shows
     the host's level."""
+    preload: str = ""
+    """Modules that workers import before they fork sealed processes, separated by commas, such as
+    ``transformers.modeling_layers``. Otherwise each sealed process that needs one imports it."""
     lease_s: float = Field(default=30.0, ge=1)
     """Seconds without a heartbeat of the worker after which its evaluation counts as lost."""
     gpu_shared: Literal["wait", "refuse", "label"] = "wait"

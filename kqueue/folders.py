@@ -23,7 +23,7 @@ _PASSED: Final = (
     *("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
     *("CUDA_HOME", "CUDA_PATH", "CC", "CXX", "MAX_JOBS", "TORCH_CUDA_ARCH_LIST", "TRITON_INTERPRET"),
     *("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"),
-    *("LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "LANG", "LC_ALL", "TMPDIR", "TZ"),
+    *("LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "LANG", "LC_ALL", "TMPDIR", "TZ", "KQUEUE_PRELOAD"),
 )
 _SET: Final = {
     # Makes torch query NVML instead of CUDA for a GPU. A process that has initialised CUDA cannot fork.

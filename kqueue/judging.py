@@ -138,8 +138,8 @@ class LocalJudge:
 
         Args:
             device: a GPU's UUID or index, or ``cpu``. The default is the first GPU, or the CPU where there is none.
-            config: the settings ``gpus``, ``scratch``, ``candidate_uid``, ``isolation``, ``gpu_shared`` and
-                ``build_store*``. The default is the environment's.
+            config: the settings ``gpus``, ``scratch``, ``candidate_uid``, ``isolation``, ``gpu_shared``,
+                ``preload`` and ``build_store*``. The default is the environment's.
         """
         self._device = device
         self._config = config
@@ -241,7 +241,8 @@ class LocalJudge:
                     gpu_shared=config.gpu_shared,
                     build_store=config.build_location,
                     build_store_bytes=config.build_store_bytes,
-                )
+                ),
+                config.preload,
             )
         return self._child
 
@@ -303,8 +304,8 @@ def request_of(
 class _Child:
     """The process that judges, and the pipes to it. ``owner`` is the id of the process that started it."""
 
-    def __init__(self, start: Start) -> None:
-        """Start the process and wait until it can judge."""
+    def __init__(self, start: Start, preload: str) -> None:
+        """Start the process, with modules to import first, and wait until it can judge."""
         self.owner = os.getpid()
         self._messages: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by stop()
         # A separate session: Ctrl-C reaches only this process, which then ends the child.
@@ -313,7 +314,7 @@ class _Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._messages,
-            env=clean_environment(os.environ),
+            env=clean_environment(os.environ | {"KQUEUE_PRELOAD": preload}),
             start_new_session=True,
         )
         try:

@@ -29,7 +29,7 @@ def local() -> Iterator[LocalJudge]:
 @pytest.fixture
 def kept(local: LocalJudge, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands use that judge, which outlives them."""
-    monkeypatch.setattr(judging, "LocalJudge", {"cpu": local}.get)
+    monkeypatch.setattr(judging, "LocalJudge", lambda device, **_: {"cpu": local}.get(device))
     monkeypatch.setattr(local, "close", lambda: None)
 
 

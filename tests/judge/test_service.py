@@ -46,7 +46,7 @@ UNTIMED = {"checks": 1, "timing": {"purpose": "check"}}
 def config() -> Iterator[Config]:
     with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
         Path(name).chmod(0o711)
-        yield load(scratch=Path(name, "scratch"))
+        yield load(scratch=Path(name, "scratch"), preload="no_such_module, zipapp")
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +108,13 @@ def test_failures_are_outcomes_in_the_order_of_requests(local: LocalJudge) -> No
         request_of(problem=problem, kernel=kernel, backend="torch", settings=UNTIMED) for problem, kernel, _ in cases
     ]
     assert [str(outcome.category) for outcome in local.map(requests)] == [category for *_, category in cases]
+
+
+def test_sealed_processes_inherit_preloaded_modules(local: LocalJudge) -> None:
+    """A module of the setting is imported before the fork. Another one that does not exist has no effect."""
+    kernel = KERNEL.format("import sys; sys.modules['zipapp']; return torch.clamp(x, min=0)")
+    outcome = local(problem=PROBLEM, kernel=kernel, settings=UNTIMED)
+    assert outcome.passed, outcome.message
 
 
 def test_builds_are_kept_beside_the_scratch_directories(local: LocalJudge, config: Config) -> None:

@@ -50,9 +50,10 @@ def effect(
             with connect(url) as client:
                 found = measure(client.evaluate_batch, plan, report)
         else:
+            from kqueue.config import load
             from kqueue.judging import LocalJudge
 
-            with LocalJudge(device) as local:
+            with LocalJudge(device, config=load(preload=load().preload or "transformers.modeling_layers")) as local:
                 if not as_json:
                     say(where(local.machine))
                 found = measure(local.map, plan, report)

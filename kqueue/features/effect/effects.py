@@ -20,6 +20,7 @@ is timed exceeds it, and one that widens it has a large drift. ``sealed/swap.py`
 
 from __future__ import annotations
 
+import ast
 import math
 import random
 import re
@@ -244,9 +245,11 @@ class Plan:
             # The models of a round have one problem, so that a reference can serve several of them.
             roles = "" if role in _ROUND else role, role
             parts = [_PARTS.format(swap, recipe, shown or [problem], self.operator, one) for one in roles]
+            declared = shapes.assigned(problem, "OUTPUT_TOLERANCE") if role == "operator" else ()
+            tolerance = (f"OUTPUT_TOLERANCE = {ast.unparse(value)}\n" for *_, value in declared if value)
             start, end = ("", "ModelNew = _parts.model()") if is_own else (kernel, "ModelNew = _parts.model(ModelNew)")
             fields |= {
-                "problem": parts[0] + _PROBLEM + _CHECK * (role == "drift"),
+                "problem": parts[0] + _PROBLEM + _CHECK * (role == "drift") + "".join(tolerance),
                 "kernel": f"{start}\n{parts[1]}{end}\n",
                 "backend": "torch" if is_own else self.request.backend,
                 "problem_label": f"{self.model} {name}",

@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,6 +78,15 @@ def test_small_effects_are_found_and_a_swap_with_itself_seldom_has_one(tmp_path:
     assert sum(gain is not None and gain.low > 1 for gain in gains) >= 18
     swaps = [effect(simulated(0.1, 1.0, seed), made).workloads[0].measured for seed in range(40)]
     assert sum(swap is None or not swap.low <= 1 <= swap.high for swap in swaps) <= 2
+
+
+def test_a_declared_tolerance_holds_for_the_operator(tmp_path: Path) -> None:
+    """The problem's tolerance is the operator's in the model's shapes, and not the model's."""
+    declared = "OUTPUT_TOLERANCE = {'rtol': 0.07}\n"
+    made = replace(plan(tmp_path), request=REQUEST.model_copy(update={"problem": NORM + declared}))
+    for role, count in (("operator", 1), ("drift", 0)):
+        problem = str(made.evaluation(role, "decode").problem)
+        assert len(shapes.assigned(problem, "OUTPUT_TOLERANCE")) == count
 
 
 def test_a_kernel_that_changes_top_tokens_is_named(tmp_path: Path) -> None:

@@ -93,6 +93,11 @@ def preload() -> None:
             if interpreter.VARIABLE in os.environ:
                 # Sealed processes of a CPU slot use it, and would compile its source each time.
                 importlib.import_module("triton.runtime.interpreter")
+        for name in filter(None, os.environ.get("KQUEUE_PRELOAD", "").split(",")):
+            try:
+                importlib.import_module(name.strip())
+            except Exception as error:  # noqa: BLE001 -- a sealed process that needs it fails then
+                sys.stderr.write(f"KQUEUE_PRELOAD: {name} cannot be imported: {error}\n")
     finally:
         logging.disable(logging.NOTSET)
         if visible is None:

@@ -30,7 +30,10 @@ _BUILDER: Final = (
 )
 #: Variables of the builder's environment that differ between slots but do not change a library.
 _INCIDENTAL: Final = frozenset(
-    ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TMPDIR", "TZ", "MAX_JOBS")
+    (
+        *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+        *("TMPDIR", "TZ", "MAX_JOBS", "KQUEUE_PRELOAD"),
+    )
 )
 #: Databases of the system's packages, which change with every library and header that is installed from a package.
 _PACKAGES: Final = ("/var/lib/dpkg/status", "/var/lib/rpm/rpmdb.sqlite", "/lib/apk/db/installed", "/etc/os-release")
