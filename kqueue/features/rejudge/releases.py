@@ -68,19 +68,21 @@ class ModelNew(Model):
 
 _SPEEDUPS: Final = "eval_results/cuda_l2_h100_*_speedup_offline.csv"
 _TILE: Final = re.compile(r"\b(B[MNK])\s*=\s*Int<(\d+)>")
-#: `torch.matmul` takes this layout to the same function of cuBLAS as the column `cuBLAS-tn`.
+#: CUDA-L2's functions get the second operand in both layouts. `torch.matmul` takes the columns to the same function of
+#: cuBLAS as the column `cuBLAS-tn`.
 _PRODUCT: Final = """import torch
 
 
 class Model(torch.nn.Module):
-    def forward(self, a, b):
-        return torch.matmul(a, b.t())
+    def forward(self, a, b, columns):
+        return torch.matmul(a, columns.view(b.shape[1], b.shape[0]).t())
 
 
 def get_inputs():
-    return [torch.randn({m}, {k}).half(), torch.randn({n}, {k}).half()]
+    b = torch.randn({k}, {n}).half()
+    return [torch.randn({m}, {k}).half(), b, b.t().contiguous().view(b.shape)]
 """
-#: CUDA-L2's functions get the transposed operand under the shape of the other one, and the memory of the product.
+#: They also get the memory of the product.
 _CUDA_L2: Final = """from importlib.util import find_spec
 
 import torch
@@ -105,10 +107,9 @@ library = load_inline(
 
 
 class ModelNew(torch.nn.Module):
-    def forward(self, a, b):
-        c = a.new_empty(a.shape[0], b.shape[0])
-        columns = b.view(b.shape[1], b.shape[0])
-        library.{function}(a, columns, columns, c)
+    def forward(self, a, b, columns):
+        c = a.new_empty(a.shape[0], b.shape[1])
+        library.{function}(a, b, columns, c)
         return c
 """
 
