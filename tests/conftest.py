@@ -25,6 +25,7 @@ os.environ.setdefault("SSL_CERT_DIR", "/etc/ssl/certs")
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import hypothesis
@@ -35,9 +36,10 @@ from sqlalchemy import Engine
 
 from kqueue.config import Config, load
 from kqueue.local.servers import Postgres, Valkey
+from kqueue.store import engine as engines
 from kqueue.store.engine import connect
 from tests.samples import request_fields
-from tests.services import Server, start, with_schema
+from tests.services import Server, database, start, with_schema
 from tests.store.steps import lasting_worker
 
 pytest_plugins = ["pytester", "tests.tiers", "tests.fleet.fixtures", "tests.health.fixtures", "tests.judge.fixtures"]
@@ -94,8 +96,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Start the run's Postgres."""
     postgres = Postgres(with_schema(tmp_path_factory.mktemp("postgres") / "pg"), durable=False)
     start(postgres)
+    make = engines.create_engine
+    known = make(database(postgres.url, "postgres"))
+    known.connect().close()
+    known.dispose()
+
+    def create_engine(*arguments: Any, **more: Any) -> Engine:
+        """Share compiled statements between engines, because each would compile them for its first test."""
+        engine = make(*arguments, **more, _initialize=False)
+        engine.dialect, engine._compiled_cache = known.dialect, known._compiled_cache
+        return engine
+
     try:
-        yield Server(postgres.url)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engines, "create_engine", create_engine)
+            yield Server(postgres.url)
     finally:
         postgres.stop()
 

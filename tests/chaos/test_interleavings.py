@@ -27,13 +27,10 @@ QUICK = Settings(checks=1, timing=Timing().off(), max_attempts=10)
 ACTS = {"cancel": 4, "kill a process": 4, "kill a worker": 0.3, "claim and fall silent": 1, "send again": 2}
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("seed", "true", "many"),
-    [
-        pytest.param(1, False, 40, id="scripted judges"),
-        pytest.param(3, True, 200, id="real judges", marks=pytest.mark.nightly),
-    ],
+    ("seed", "true", "many"), [(1, False, 40), (3, True, 200)], ids=["scripted judges", "real judges"]
 )
 def test_acts_in_random_order(services: Any, start_fleet: Any, whole: Any, seed: int, true: bool, many: int) -> None:
     """Each evaluation has one verdict: `cancelled` if it was cancelled, otherwise the category of its last attempt."""

@@ -1,4 +1,4 @@
-"""The command on this machine, with one judge for all commands of a module."""
+"""The command on this machine, with one judge for all commands."""
 
 from __future__ import annotations
 
@@ -9,21 +9,11 @@ from pathlib import Path
 import pytest
 
 from kqueue import judging
-from kqueue.config import load
 from kqueue.judging import LocalJudge
 from tests.cli.command import Cli
 from tests.samples import RELU, RELU_KERNEL
 
-__all__ = ["cli", "kept", "local"]
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[LocalJudge]:
-    """Start one judge for all commands that run in this process."""
-    with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
-        Path(name).chmod(0o711)
-        with LocalJudge("cpu", config=load(scratch=Path(name))) as judge:
-            yield judge
+__all__ = ["cli", "kept"]
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def test_workflows_call_targets_that_exist() -> None:
     jobs = [job for file in files for job in yaml.safe_load(file.read_text())["jobs"].values()]
     commands = [step.get("run", "") for job in jobs for step in job["steps"]]
     called = [words for command in commands for words in re.findall(r"\bmake (.+)", command)]
-    assert called == ["check", "test", "soak MINUTES=1", "nightly", "release"]
+    assert called == ["check", "test", "soak MINUTES=0.5", "nightly", "release"]
     for words in called:
         assert shell.of_make(words.split()) is None
 

@@ -30,6 +30,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
+@pytest.mark.nightly
 def test_a_full_disk_stops_intake_and_room_starts_it_again(
     services: Any, start_fleet: Callable[..., Any], small_disk: Path, tmp_path: Path
 ) -> None:

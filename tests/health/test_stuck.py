@@ -18,7 +18,7 @@ from kqueue.store import evaluations
 from tests.fleet.told import Fleet, renewing
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 #: The freezer of control groups, version 1. A frozen process dies only after it thaws. In version 2 it dies at once.
 _FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -99,7 +99,6 @@ def test_a_judge_that_does_not_die_blocks_its_slot_alone(
         assert services.verdict(identity).passed
 
 
-@pytest.mark.nightly
 def test_a_slot_is_not_used_again_while_its_last_life_is_there(
     services: Any, fleet: Any, freezer: Freezer, tmp_path: Path
 ) -> None:
@@ -127,7 +126,6 @@ def test_a_slot_is_not_used_again_while_its_last_life_is_there(
     broker.revoke(services.app, evaluation)
 
 
-@pytest.mark.nightly
 def test_a_fleet_ends_although_something_of_it_does_not(
     services: Any, fleet: Any, freezer: Freezer, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ from tests.http.standin import Served
 from tests.integrations.sources import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
 from tests.services import with_schema
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.services, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

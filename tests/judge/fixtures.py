@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from kqueue.config import load
+from kqueue.judging import LocalJudge
 
 if TYPE_CHECKING:  # it imports torch, which most folders do not need
     from tests.judge.rig import Rig
@@ -28,6 +33,15 @@ def judge_environment() -> Iterator[None]:
     """Environment of this module's judges: Triton's interpreter, one thread, and variables hidden from candidates."""
     with _environment():
         yield
+
+
+@pytest.fixture(scope="session")
+def local() -> Iterator[LocalJudge]:
+    """Start a judge on the CPU, without a queue."""
+    with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
+        Path(name).chmod(0o711)  # pytest's folders are closed to candidates
+        with LocalJudge("cpu", config=load(scratch=Path(name))) as judge:
+            yield judge
 
 
 @pytest.fixture(scope="session")

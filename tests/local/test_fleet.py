@@ -83,6 +83,7 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
     raise AssertionError(f"it ended without saying {text!r}:\n{said}")
 
 
+@pytest.mark.nightly
 def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel is judged despite late HTTP, which is reported, clients find the fleet, and all its processes end."""
     monkeypatch.setattr("kqueue.local.parts._LATE_S", 0.5)

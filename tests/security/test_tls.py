@@ -105,6 +105,7 @@ WRONG = {
 }
 
 
+@pytest.mark.nightly
 def test_everything_takes_it(place: Place) -> None:
     """Migration, client, listener, supervisor, workers and Flower judge together behind TLS proxies."""
     house = place.house

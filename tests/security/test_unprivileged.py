@@ -70,6 +70,7 @@ KERNELS = {
 }
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.services,
     pytest.mark.timeout(400),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),

@@ -190,6 +190,7 @@ def member(name: str, **fields: Any) -> tarfile.TarInfo:
     return made
 
 
+@pytest.mark.nightly
 def test_each_hostile_archive_ends_in_one_category(fleet: LocalFleet, tmp_path: Path) -> None:
     """Files are unpacked into the sealed process's folder only, and their number and size are limited."""
     archives: tuple[tuple[Iterable[tarfile.TarInfo], str], ...] = (

@@ -67,7 +67,8 @@ def sender(fleet: Fleet) -> list[int]:
     return [pid for pid in linux.children(fleet.process.pid) if "workers.traces" in proc(pid, "cmdline").split("\0")]
 
 
-@pytest.mark.parametrize("true", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["scripted", "real"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("true", [False, True], ids=["scripted", "real"])
 def test_one_trace_from_submit_to_verdict(
     services: Services, start: Callable[..., Fleet], taking: Collector, true: bool
 ) -> None:

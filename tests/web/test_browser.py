@@ -51,7 +51,8 @@ def test_by_keyboard_alone(visit, token, queued: UUID, judge) -> None:
     assert tab.locator("h2", has_text="Wrong values").count() == 1
 
 
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(visit, served: Served, token, judge, scheme: str) -> None:
     with served.client() as api:
         waits, wrong, right = (submit(api, number) for number in range(3))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -14,7 +12,6 @@ import pytest
 
 from kqueue import judging
 from kqueue.categories import Category
-from kqueue.config import load
 from kqueue.contract import Outcome, Phase, Request
 from kqueue.evidence import Evidence, Facts, InputTensor, WrongLocation
 from kqueue.features.autopsy import report, run
@@ -31,15 +28,6 @@ UNWRITTEN = -1.5
 LONG_S = 600.0
 
 pytestmark = [pytest.mark.slow("runs programs with torch"), pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[LocalJudge]:
-    """Start a judge on the CPU."""
-    with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
-        Path(name).chmod(0o711)  # pytest's folders are closed to candidates
-        with LocalJudge("cpu", config=load(scratch=Path(name, "scratch"))) as judge:
-            yield judge
 
 
 def judge_here(request: Request) -> Outcome:

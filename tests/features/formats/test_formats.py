@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from pyarrow import Table, parquet
 
 from kqueue import formats
 from kqueue.cli import main, sources
-from kqueue.config import load
 from kqueue.contract import Outcome
 from kqueue.errors import InvalidRequest
 from kqueue.features.convert.forms import traces_of
@@ -22,15 +19,6 @@ from kqueue.judging import LocalJudge
 from tests.features.formats import sets
 
 QUICK: dict[str, Any] = {"checks": 1, "timing": {"calls": 5, "warmup": 1}}
-
-
-@pytest.fixture(scope="module")
-def judge() -> Iterator[LocalJudge]:
-    """Return a judge on the CPU."""
-    with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
-        Path(name).chmod(0o711)
-        with LocalJudge("cpu", config=load(scratch=Path(name, "scratch"))) as local:
-            yield local
 
 
 def judged(judge: LocalJudge, problem: formats.Problem, kernel: str) -> Outcome:
@@ -48,36 +36,36 @@ def refused(path: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow("judges kernels")
-def test_each_format_is_judged(judge: LocalJudge, tmp_path: Path) -> None:
+def test_each_format_is_judged(local: LocalJudge, tmp_path: Path) -> None:
     """The set's own kernel passes on all shapes of its problem, and a wrong one fails."""
     scale = formats.one(sets.gpumode(tmp_path / "gpumode"), "scale")
-    outcome = judged(judge, scale, scale.solutions["submission.py"])
+    outcome = judged(local, scale, scale.solutions["submission.py"])
     assert outcome.passed, outcome.message
     assert outcome.evidence.shapes is not None
     assert [row.name for row in outcome.evidence.shapes.rows] == ["1: size=8", "2: size=4"]
     returned = "def custom_kernel(data):\n    return data[0] * data[1] + 0.1\n"
-    assert judged(judge, scale, returned).category == "wrong_values"
+    assert judged(local, scale, returned).category == "wrong_values"
     (tmp_path / "rows.json").write_text(json.dumps([sets.ROW]))
     adder = formats.one(tmp_path / "rows.json", None)
-    outcome = judged(judge, adder, adder.solutions["triton_code"])
+    outcome = judged(local, adder, adder.solutions["triton_code"])
     assert outcome.passed, outcome.message
     root = sets.flashinfer(tmp_path / "flashinfer")
     pick = formats.one(root, "pick")
-    outcome = judged(judge, pick, pick.solutions["into"])
+    outcome = judged(local, pick, pick.solutions["into"])
     assert outcome.passed, outcome.message
-    first, second = traces(judge, root, outcome)
+    first, second = traces(local, root, outcome)
     assert (first["workload"]["uuid"], second["workload"]["uuid"]) == ("w0", "w3")
     assert first["evaluation"]["status"] == "PASSED"
     assert first["evaluation"]["performance"]["latency_ms"] > 0
     assert first["evaluation"]["correctness"]["max_absolute_error"] == 0
-    [trace] = traces(judge, root, judged(judge, pick, "def run(x, at, eps):\n    return x * 2\n"))
+    [trace] = traces(local, root, judged(local, pick, "def run(x, at, eps):\n    return x * 2\n"))
     assert trace["evaluation"]["status"] == "INCORRECT_NUMERICAL"
     assert trace["evaluation"]["performance"] is None
     assert trace["evaluation"]["correctness"]["max_absolute_error"] > 0
     task = formats.one(sets.write(tmp_path / "robust", sets.ROBUST), None)
-    outcome = judged(judge, task, "def forward_fn(x, weight):\n    return weight * x\n")
+    outcome = judged(local, task, "def forward_fn(x, weight):\n    return weight * x\n")
     assert outcome.passed, outcome.message
-    assert judged(judge, task, "def forward_fn(x, weight):\n    return x + weight\n").category == "wrong_values"
+    assert judged(local, task, "def forward_fn(x, weight):\n    return x + weight\n").category == "wrong_values"
 
 
 def test_malformed_entries(tmp_path: Path) -> None:

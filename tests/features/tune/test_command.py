@@ -115,11 +115,11 @@ def test_nothing_beats_the_original(cli: Cli, judging: Judging, by_block: Callab
     assert "no configuration beats the original kernel (BLOCK=4, 2 (2 to 2) ms) reliably" in done.stdout
     assert "not confirmed, so the start wins. no decision: B " in done.stdout
     assert (cli.directory / "tune-a" / "best.py").read_text() == KERNEL
-    [record] = cli.told(*TUNE, "--grid", "BLOCK=8,16", "--run-name", "b", "--out", "b")
+    record = resume(cli)
     assert record["winner"] == {"values": {"BLOCK": "4"}, "beats_original": False, "compared": True, "gain": 1.0}
     assert (record["duel"]["winner"], record["duel"]["rounds"]) == (None, 40)
     assert record["configurations"][0]["original"]
-    assert record["files"][0] == "b/best.py"
+    assert record["files"][0] == "tune-a/best.py"
 
 
 def test_a_fleet_that_failed_is_asked_again(
