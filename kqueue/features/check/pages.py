@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 from fastapi import Query, Request, Response
@@ -137,8 +137,9 @@ def _judged(engine: Engine, label: str) -> list[Judged]:
     rows: list[Judged] = []
     with transaction(engine) as connection:
         for (revision, committed), *environment, category, identity, listed, first in connection.execute(query):
-            facts = (Category(category), *_median(sorted(listed or ())), len(listed or ()), *environment)
-            rows.append(Judged(revision, committed, *cast("Any", facts), first, identity))
+            times = (*_median(sorted(listed or ())), len(listed or ()))
+            fields: Any = (revision, committed, Category(category), *times, *environment, first, identity)
+            rows.append(Judged(*fields))
     if not rows:
         raise HttpError(404, f"no check judged the operator {label}")
     rows.sort(key=lambda row: (row.committed_at, row.revision, row.first_at))
