@@ -1,10 +1,10 @@
-"""`kqueue check` on planted changes: `python benchmarks/check.py --out FILE [--minutes 25] [--device cpu]`.
+"""`kqueue check` on planted changes: `python benchmarks/check.py --out FILE [--seconds 240] [--lane cpu]`.
 
 A generated repository has four operators in Triton. Its revisions are copies, slow-downs by 1 and 3 %, and 20 errors:
-wrong masks, wrong tails, a missing synchronisation, lost precision. Errors are judged first, and then slow-downs of
-both sizes and copies in turn until the minutes are over. FILE gets a line of JSON for each row, with seconds and device
-seconds, as soon as it is known. A second call continues where the lines end. On the CPU, where Triton interprets, only
-errors are judged, with small sizes. The exit status is 1 if an error is not found.
+wrong masks, wrong tails, a missing synchronisation, lost precision. A fleet judges them until the seconds are over:
+next is the cheapest of the operators that have the fewest rows so far. FILE gets a line of JSON for each row, with
+seconds and device seconds, as soon as it is known. A second call continues where the lines end. On the CPU, where
+Triton interprets, only errors are judged, with small sizes. The exit status is 1 if an error is not found.
 
 `--clones FOLDER` plants in clones of public repositories instead. Each clone NAME has its operators in
 `FOLDER/NAME.toml` or `examples/check/NAME.toml`, and its plants in `FOLDER/NAME.plants.toml`: tables `[[plant]]` with
@@ -16,23 +16,33 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterable
-from itertools import cycle, islice, zip_longest
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
-from kqueue.contract import Request, Result
+from kqueue.client import Client
+from kqueue.config import load
+from kqueue.contract import Request, Verdict
+from kqueue.errors import WaitTimeout
 from kqueue.features.check.run import Check, Row, State, sides
 from kqueue.features.duel.duels import Duel, Match, duel
-from kqueue.judging import LocalJudge
+from kqueue.local.fleet import LocalFleet
 from kqueue.trees import Clone
+
+#: Rows that are judged at once, so that one compiles while the device times another, and seconds for the fleet's end.
+_ROWS, _LEFT_S = 3, 20.0
 
 #: Folder of the lists of operators of public repositories.
 LISTS = Path(__file__).parents[1] / "examples" / "check"
@@ -161,6 +171,10 @@ class Repository:
             for path, old, _ in edits:
                 assert old in (folder / path).read_text(), (name, kind, path, old)
 
+    def names(self) -> list[str]:
+        """Return the operators with plants."""
+        return sorted({*self.slower, *(name for name, _, _ in self.errors)})
+
     def _git(self, *words: str) -> str:
         return git(self.folder, *words)
 
@@ -233,71 +247,117 @@ def cloned(folder: Path) -> Repository:
 
 
 class Judge:
-    """A local judge that counts device seconds."""
+    """A fleet that judges for one row until a moment, and counts device seconds. Then its calls raise WaitTimeout."""
 
-    def __init__(self, local: LocalJudge) -> None:
-        self.local, self.device_s = local, 0.0
+    def __init__(self, fleet: Client, until: float) -> None:
+        self.fleet, self.until, self.device_s = fleet, until, 0.0
 
-    def __call__(self, request: Request) -> Result:
-        outcome = self.local(request)
-        self.device_s += outcome.device_s
-        if not outcome.passed:
-            print(f"  {outcome.category}: {outcome.message}", flush=True)
-        return outcome
+    def __call__(self, request: Request) -> Verdict:
+        [verdict] = self._judged([request])
+        return verdict
 
     def fight(self, a: Request, b: Request) -> Duel:
-        *_, end = duel(lambda requests: map(self, requests), Match.of(a, b, within=0.005))
+        *_, end = duel(self._judged, Match.of(a, b, within=0.005))
         return end
+
+    def _judged(self, requests: list[Request]) -> Iterator[Verdict]:
+        tickets = self.fleet.submit_batch(requests)
+        try:
+            for ticket in tickets:
+                verdict = ticket.wait(max(0.0, self.until - time.monotonic()))
+                self.device_s += verdict.device_s
+                if not verdict.passed:
+                    print(f"  {verdict.kernel_label}: {verdict.category}: {verdict.message}", flush=True)
+                yield verdict
+        finally:  # a duel that is decided needs no further rounds
+            for ticket in tickets:
+                ticket.cancel()
+
+
+class Operator:
+    """An operator, and its plants in order: an error, a copy, slow-downs, the other errors, and copies again."""
+
+    def __init__(self, repository: Repository, name: str, options: argparse.Namespace) -> None:
+        self.repository, self.name, self.seconds, self.rows = repository, name, 0.0, 0
+        errors = [(f"error: {kind}", edits) for of, kind, edits in repository.errors if of == name]
+        errors = errors[: options.errors]
+        if options.lane == "cpu":
+            errors = [one for one in errors if "synchronisation" not in one[0]]
+        timed = [("copy", 0.0), ("slower: 3%", 0.03), ("slower: 1%", 0.01)]
+        self.timed = timed if name in repository.slower and options.lane != "cpu" else timed[:0]
+        self.plants: Iterator[tuple[str, Any]] = chain(errors[:1], self.timed, errors[1:], cycle(self.timed))
+
+    def next(self) -> tuple[str, str] | None:
+        """Return the next plant and its revision."""
+        self.rows += 1
+        match next(self.plants, None):
+            case None:
+                return None
+            case plant, float() as part:
+                return plant, self.repository.slowed(self.name, part)
+            case plant, edits:
+                return plant, self.repository.planted(edits)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=25.0)
-    parser.add_argument("--device", default=None)
-    parser.add_argument("--errors", type=int, default=20, help="number of errors of each repository, 0 to 20")
+    parser.add_argument("--seconds", type=float, default=1500.0)
+    parser.add_argument("--lane", choices=["cpu", "gpu"], default="gpu")
+    parser.add_argument("--slots", type=int, default=6, help="slots of the GPU (default 6)")
+    parser.add_argument("--errors", type=int, default=20, help="number of errors of each operator, 0 to 20")
     parser.add_argument("--clones", type=Path, help="folder of clones of public repositories, with their plants")
     options = parser.parse_args()
-    until, cpu = time.monotonic() + 60 * options.minutes, options.device == "cpu"
+    until, cpu = time.monotonic() + options.seconds - _LEFT_S, options.lane == "cpu"
     rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
-    with tempfile.TemporaryDirectory(prefix="kqueue-check-") as place, options.out.open("a") as out:
-        if options.clones is None:
-            repositories = [generated(Path(place, "clone"), (8, 1024) if cpu else (16384, 4096))]
-        else:
-            repositories = [cloned(folder) for folder in sorted(options.clones.iterdir()) if folder.is_dir()]
-        with LocalJudge(options.device) as local:
-            judge = Judge(local)
+    place = Path(tempfile.mkdtemp(prefix="kqueue-check-"))
+    place.chmod(0o711)  # candidates with separate uids must reach their scratch directories
+    if options.clones is None:
+        repositories = [generated(place / "clone", (8, 1024) if cpu else (16384, 4096))]
+    else:
+        repositories = [cloned(folder) for folder in sorted(options.clones.iterdir()) if folder.is_dir()]
+    operators = [Operator(one, name, options) for one in repositories for name in one.names()]
+    for row in rows:  # of an earlier call
+        for operator in operators:
+            if (operator.repository.folder.name, operator.name) == (row["repository"], row["operator"]):
+                operator.next()
+                operator.seconds = row["seconds"]
+    lock = threading.Lock()
+    slots = {"gpus": "none"} if cpu else {"slots_per_gpu": options.slots, "cpu_slots": 0}
 
-            def check(plant: str, repository: Repository, name: str, revision: str, *, timed: bool) -> None:
-                began, judge.device_s = time.monotonic(), 0.0
-                revisions = (repository.base, revision)
-                with tempfile.TemporaryDirectory(dir=place) as folder:
-                    both = sides(Clone(repository.folder), revisions, Path(folder), repository.config, [name])
-                    [row] = [task() for task in Check(*both, judge, judge.fight, timed=timed).tasks(None)]
-                rows.append(_record(plant, repository, row, time.monotonic() - began, judge.device_s))
-                print(json.dumps(rows[-1]), file=out, flush=True)
+    def work(fleet: Client) -> None:
+        """Judge one row after another, always of the cheapest operator among those with the fewest rows."""
+        while time.monotonic() < until:
+            with lock:
+                if not operators:
+                    return
+                operator = min(operators, key=lambda one: (one.rows, one.seconds))
+                planted = operator.next()
+                if planted is None:
+                    operators.remove(operator)
+                    continue
+            began, judge, repository = time.monotonic(), Judge(fleet, until), operator.repository
+            revisions = (repository.base, planted[1])
+            timed = not planted[0].startswith("error")
+            with tempfile.TemporaryDirectory(dir=place) as folder, suppress(WaitTimeout):
+                both = sides(Clone(repository.folder), revisions, Path(folder), repository.config, [operator.name])
+                plan = Check(*both, judge, judge.fight, timed=timed, batch="check-plants", lanes=(options.lane,))
+                [row] = [task() for task in plan.tasks(None)]
+                operator.seconds = time.monotonic() - began
+                with lock, options.out.open("a") as out:
+                    rows.append(_record(planted[0], repository, row, operator.seconds, judge.device_s))
+                    print(json.dumps(rows[-1]), file=out, flush=True)
                 print(*(rows[-1][key] for key in ("plant", "operator", "state", "words", "seconds")), flush=True)
 
-            seen = Counter((row["plant"], row["repository"], row["operator"]) for row in rows)
-            for repository in repositories:
-                for name, kind, edits in repository.errors[: options.errors]:
-                    key = (f"error: {kind}", repository.folder.name, name)
-                    seen[key] -= 1
-                    if seen[key] < 0 and time.monotonic() < until and not (cpu and kind == "synchronisation"):
-                        check(key[0], repository, name, repository.planted(edits), timed=False)
-            plans = [
-                (part, repository, name)
-                for names in zip_longest(*(one.slower for one in repositories))
-                for repository, name in zip(repositories, names, strict=True)
-                for part in (0.03, 0.01, 0.0)
-                if name is not None
-            ]
-            done = sum(not row["plant"].startswith("error") for row in rows)
-            for part, repository, name in islice(cycle(plans), done, None) if not cpu else ():
-                if time.monotonic() >= until:
-                    break
-                plant = f"slower: {part:.0%}" if part else "copy"
-                check(plant, repository, name, repository.slowed(name, part), timed=True)
+    try:
+        config = load(home=place / "home", scratch=place / "scratch", http_port=0, flower_port=0, **slots)
+        with LocalFleet(config, durable=False) as running, running.client() as fleet:
+            print(f"the fleet is up, {until - time.monotonic():.0f} s are left", flush=True)
+            with ThreadPoolExecutor(_ROWS) as pool:
+                for one in [pool.submit(work, fleet) for _ in range(_ROWS)]:
+                    one.result()
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
     return _summary(rows)
 
 

@@ -37,6 +37,8 @@ _POINTS: Final = 2000
 #: Maximum number of kernels on a roofline, so that they stay distinguishable.
 _SPOTS: Final = 7
 _WIDTH_INCHES: Final = 8.0
+#: Maximum number of revisions whose names are written below a chart.
+_TICKS: Final = 24
 #: Colour, mark, hatch and words of each blame, so that blames are distinguishable without colour.
 _BLAMES: Final = {
     Blame.NONE: ("C2", "o", "", "passed"),
@@ -236,7 +238,33 @@ class Claims:
     groups: Mapping[str, Sequence[tuple[float, float]]]
 
 
-Chart = BestSoFar | Leaderboard | Categories | FastP | Times | SearchCurve | Importances | Roofline | Claims
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The times of a kernel's revisions in one environment.
+
+    Attributes:
+        times: numbers of revisions with the median in milliseconds, and how far its interval reaches below and above.
+        failed: numbers of revisions that failed.
+        began, change: the place before which an earlier environment was used, and the difference, or nothing.
+    """
+
+    label: str
+    times: Sequence[tuple[int, float, float, float]]
+    failed: Sequence[int] = ()
+    began: float = 0.0
+    change: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The times of a kernel over its revisions, a line for each environment."""
+
+    title: str
+    revisions: Sequence[str]
+    lines: Sequence[Line]
+
+
+Chart = BestSoFar | Leaderboard | Categories | FastP | Times | SearchCurve | Importances | Roofline | Claims | History
 
 
 def render(chart: Chart, *, theme: Theme = Theme.LIGHT, form: Form = Form.SVG) -> bytes:
@@ -562,6 +590,38 @@ def _claims(chart: Claims, axes: Any) -> bool:
     return True
 
 
+def _history(chart: History, axes: Any) -> bool:
+    if not chart.lines:
+        return False
+    at_bottom = axes.get_xaxis_transform()
+    for index, line in enumerate(chart.lines):
+        paint, mark, dashes = (
+            f"C{index}",
+            _CURVE_MARKS[index % len(_CURVE_MARKS)],
+            _CURVE_LINES[index % len(_CURVE_LINES)],
+        )
+        numbers, medians, below, above = ([time[part] for time in line.times] for part in range(4))
+        look = {"color": paint, "marker": mark, "linestyle": dashes, "capsize": 3, "label": short(line.label, _TITLE)}
+        axes.errorbar(numbers, medians, yerr=[below, above], **look)
+        axes.plot(line.failed, [0.03] * len(line.failed), "x", color=paint, markersize=8, transform=at_bottom)
+        if line.change:
+            axes.axvline(line.began, color=_of(_QUIET), linewidth=1.4, linestyle="--")
+            side, off = ("left", 4) if 2 * line.began < len(chart.revisions) else ("right", -4)
+            axes.annotate(
+                "\n".join(short(one, _LABEL) for one in line.change.split(", ")), (line.began, 0.97),
+                xycoords=at_bottom, xytext=(off, 0), textcoords="offset points", ha=side, va="top", fontsize=8,
+            )  # fmt: skip
+    step = 1 + len(chart.revisions) // _TICKS
+    axes.set_xticks(range(0, len(chart.revisions), step), [one_line(one[:8]) for one in chart.revisions[::step]])
+    axes.tick_params(axis="x", labelrotation=45)
+    axes.margins(y=0.3 if any(line.change for line in chart.lines) else 0.1)
+    axes.set_xlim(-0.6, len(chart.revisions) - 0.4)
+    axes.set_xlabel("revision (a cross at the bottom: it failed)")
+    axes.set_ylabel("median and interval, ms")
+    axes.figure.legend(loc="outside lower left")
+    return True
+
+
 def _of(setting: str) -> str:
     """Return the colour that the theme gives a setting."""
     from matplotlib import rcParams
@@ -603,4 +663,5 @@ _DRAWN: Final[Mapping[type[Any], Callable[[Any, Any], bool]]] = {
     Importances: _importances,
     Roofline: _roofline,
     Claims: _claims,
+    History: _history,
 }

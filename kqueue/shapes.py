@@ -12,7 +12,9 @@ import ast
 import keyword
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from symtable import SymbolTable, symtable
 from typing import Annotated, Any, Final, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator
@@ -276,9 +278,9 @@ class Number:
 def sizes_of(source: str) -> tuple[Number, ...]:
     """Return the numbers in a problem's constants, and in the functions that make its inputs, in order.
 
-    Numbers in functions of the same source that those functions call count too. Numbers in classes do not, because a
-    kernel has the same layers and cannot follow a change. Return nothing if the source is not valid Python, or has more
-    than 64 such numbers.
+    Numbers in functions of the same source that those functions call count too. Numbers in classes, and of constants
+    that they read, do not, because a kernel has the same layers and cannot follow a change. Return nothing if the
+    source is not valid Python, or has more than 64 such numbers.
     """
     body = _body(source)
     starts = [0]
@@ -286,11 +288,13 @@ def sizes_of(source: str) -> tuple[Number, ...]:
         starts.append(starts[-1] + len(line))
     numbers: list[Number] = []
     makers = _makers(body)
+    fixed = _read_by_others(source, makers) if body else set[str]()
     for statement in body:
         if isinstance(statement, (ast.Assign, ast.AnnAssign)):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             name = ", ".join(ast.unparse(target) for target in targets)
-            inside: ast.AST | None = None if name in _OTHERS else statement.value
+            names = {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+            inside: ast.AST | None = None if name in _OTHERS or names & fixed else statement.value
         elif isinstance(statement, ast.FunctionDef) and statement.name in makers:
             name, inside = f"{statement.name}()", statement
         else:
@@ -315,6 +319,19 @@ def _makers(body: Sequence[ast.stmt]) -> set[str]:
                 makers.add(node.id)
                 wanted.append(node.id)
     return makers
+
+
+def _read_by_others(source: str, makers: set[str]) -> set[str]:
+    """Return the names of the module that classes, and functions that make no inputs, read."""
+
+    def read(scope: SymbolTable) -> set[str]:
+        own = {symbol.get_name() for symbol in scope.get_symbols() if symbol.is_global()}
+        return own.union(*map(read, scope.get_children()))
+
+    with suppress(SyntaxError, RecursionError):  # which the parser does not find
+        inner = symtable(source, "problem", "exec").get_children()
+        return set[str]().union(*(read(scope) for scope in inner if scope.get_name() not in makers))
+    return set()
 
 
 def _numbers(node: ast.AST | None) -> Iterator[ast.Constant]:

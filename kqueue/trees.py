@@ -18,6 +18,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
@@ -144,6 +145,11 @@ class Clone:
             advice = "fetch it" + (" (the clone is shallow: fetch-depth: 0)" if shallow == b"true\n" else "")
             raise InvalidRequest(f"the revision {name} is not in {self.root}: {advice}, or name another")
         return found.stdout.decode().strip()
+
+    def committed(self, revision: str) -> str:
+        """Return when a revision was committed, such as ``2026-11-29T10:12:13Z``."""
+        seconds = _git(self.root, "show", "--no-patch", "--format=%ct", revision) or b"0"
+        return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def uncommitted(self) -> list[str]:
         """Return the paths of changes that no revision contains."""

@@ -39,6 +39,7 @@ def full(text: str) -> list[charts.Chart]:
         charts.SearchCurve(text, text, [charts.Curve(text, [(0, 1.0), (1, 3.0), (2, 2.0)], [(2, 2.5)])]),
         charts.Importances(text, {text: 0.75, "BLOCK": 0.25}),
         charts.Roofline(text, 4000.0, 60_000.0, [charts.Spot(text, 0.25, 500.0), charts.Spot("k", 100.0, 9000.0)]),
+        charts.History(text, [text, "b"], [charts.Line(text, [(0, 1, 0.5, 1)]), charts.Line("b", [], [1], 0.5, text)]),
     ]
 
 
@@ -52,6 +53,7 @@ def empty(text: str) -> list[charts.Chart]:
         charts.SearchCurve(text, text, [charts.Curve(text, [])]),
         charts.Importances(text, {}),
         charts.Roofline(text, 4000.0, 60_000.0, [charts.Spot("no operations", 0.0, 0.0)]),
+        charts.History(text, [], []),
     ]
 
 

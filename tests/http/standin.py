@@ -107,14 +107,12 @@ def submit(http: httpx.Client, number: int, **fields: object) -> UUID:
     return UUID(answer.json()["evaluation_id"])
 
 
-def end(
-    engine: Engine, worker_id: UUID, identity: UUID, outcome: Outcome | None = None, *, device: str = "test device"
-) -> bool:
-    """End an evaluation like a worker. Return False if it cannot be claimed."""
+def end(engine: Engine, worker_id: UUID, identity: UUID, outcome: Outcome | None = None, **changes: str) -> bool:
+    """End an evaluation like a worker, in an environment with changes. Return False if it cannot be claimed."""
     claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
     if claimed is None:
         return False
-    facts = {"device": device, "torch": "2.13", "python": "3.11", "host": "here"}
+    facts: dict[str, Any] = {"device": "test device", "torch": "2.13", "python": "3.11", "host": "here", **changes}
     evaluations.set_environment(engine, claimed.attempt_id, facts, conditions=None)
     given = outcome or passed(log="hello\n", evidence=Evidence(durations_s={"check": 0.1}))
     evaluations.finish(engine, identity, claimed.number, given, written_by="judge", retry_delay_s=0)

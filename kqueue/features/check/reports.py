@@ -52,7 +52,9 @@ def markdown(base: str, head: str, rows: Sequence[Row]) -> str:
         *(f"| {_MARKS[row.state]} | {_cell(row.name)} | {speed(row)} | {_cell(row.words)} |" for row in rows),
         "",
     ]
-    lines += [f"On {_cell(one)}" for one in sorted({_place(row) for row in rows} - {""})]
+    found = (one for row in rows if (one := row.environment) is not None)
+    places = {place(one.device, one.driver, one.torch, one.triton) for one in found}
+    lines += [f"On {_cell(one)}" for one in sorted(places)]
     return "\n".join(lines) + "\n"
 
 
@@ -77,13 +79,10 @@ def junit(base: str, head: str, rows: Sequence[Row]) -> str:
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _place(row: Row) -> str:
+def place(device: str, driver: str | None, torch: str, triton: str | None) -> str:
     """Return the device and the software on which a row was judged, so that their change is seen."""
-    found = row.environment
-    if found is None:
-        return ""
-    parts = {"driver": found.driver, "torch": found.torch, "Triton": found.triton}
-    return ", ".join([found.device, *(f"{name} {version}" for name, version in parts.items() if version)])
+    parts = {"driver": driver, "torch": torch, "Triton": triton}
+    return ", ".join([device, *(f"{name} {version}" for name, version in parts.items() if version)])
 
 
 def _cell(value: str) -> str:

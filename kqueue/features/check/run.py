@@ -84,9 +84,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One revision: the folder with its files, their tree, and its operators or None without a list of them."""
+    """One revision, when it was committed, the folder with its files, their tree, and its operators if it lists any."""
 
     revision: str
+    committed: str
     folder: Path
     tree: Tree
     operators: Operators | None
@@ -299,7 +300,7 @@ class Check:
                 "backend": backend,
                 "settings": settings,
                 "problem_label": f"{of.name} {case.shape} {case.dtype}"[:200],
-                "kernel_label": f"{operator.entry} at {side.revision[:12]}"[:200],
+                "kernel_label": f"{operator.entry[:150]} at {side.revision[:12]} of {side.committed}",
                 "batch": self.batch,
                 **({"lane": lane} if lane else {}),
             }
@@ -328,7 +329,8 @@ def sides(
         clone.unpack(revision, place)
         listed = place / config  # or the file itself, if its path is absolute
         operators = read(listed, f"{config} of {name}") if name == "head" or listed.is_file() else None
-        both.append(Side(revision, place, pack(place, f"{name} ({revision[:12]})"), operators))
+        tree = pack(place, f"{name} ({revision[:12]})")
+        both.append(Side(revision, clone.committed(revision), place, tree, operators))
     head, base = both
     assert head.operators is not None
     for name in names or ():

@@ -51,7 +51,7 @@ def both(tmp_path: Path) -> Callable[..., tuple[Side, Side]]:
                     (tmp_path / name / path).write_text(text)
             listed = tmp_path / name / "kqueue.toml"
             operators = read(listed, "list") if listed.exists() else Operators("src", {})
-            sides.append(Side(name, tmp_path / name, pack(tmp_path / name), operators))
+            sides.append(Side(name, "", tmp_path / name, pack(tmp_path / name), operators))
         return sides[0], sides[1]
 
     return made
