@@ -354,8 +354,8 @@ def main() -> int:
     os.environ["KQUEUE_PRELOAD"] = ",".join(PRELOAD)
     with tempfile.TemporaryDirectory(prefix="kqueue-effect-") as name, fleet(options.lane, options.slots) as client:
         print(f"ready after {time.monotonic() - begun:.0f} s", flush=True)
-        summary = Series(options, client, Path(name), begun).run()
         signal.alarm(0)
+        summary = Series(options, client, Path(name), begun).run()
         print(json.dumps(summary), flush=True)
     complete = all(summary[kind]["right"] == summary[kind]["due"] for kind in ("kernel", "small", "named"))
     odd = summary["itself"]["due"] - summary["itself"]["right"]

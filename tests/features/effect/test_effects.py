@@ -97,11 +97,10 @@ def test_an_interval_has_the_scatter_between_processes(speedup: float, is_found:
 
 def test_a_declared_tolerance_holds_for_the_operator(tmp_path: Path) -> None:
     """The problem's tolerance is the operator's in the model's shapes, and not the model's."""
-    declared = "OUTPUT_TOLERANCE = {'rtol': 0.07}\n"
-    made = replace(plan(tmp_path), request=REQUEST.model_copy(update={"problem": NORM + declared}))
+    problem = NORM + "OUTPUT_TOLERANCE = {'rtol': 0.07}\n"
+    made = replace(plan(tmp_path), request=REQUEST.model_copy(update={"problem": problem}))
     for role, count in (("operator", 1), ("drift", 0)):
-        problem = str(made.evaluation(role, "decode").problem)
-        assert len(shapes.assigned(problem, "OUTPUT_TOLERANCE")) == count
+        assert len(shapes.assigned(str(made.evaluation(role, "decode").problem), "OUTPUT_TOLERANCE")) == count
 
 
 def test_a_kernel_that_changes_top_tokens_is_named(tmp_path: Path) -> None:
