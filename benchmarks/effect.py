@@ -4,7 +4,7 @@ It starts a fleet, and measures until `--seconds` have passed, on the first work
 this order:
 
 1. kernels of five operators in the models of the three recipes: do prediction and measurement agree within 2 points?
-2. a kernel that is right alone, within the wide tolerance of its problem: do the words name its drift?
+2. a kernel that is right alone, and rounds twice as coarsely as bf16: do the words name its drift?
 3. an operator of a few percent of the time, with a kernel that is twice as fast: is the small gain found?
 4. the same kernels in other models.
 5. operators swapped with themselves, in the time that is left: at most one swap of 20 can have an effect. A swap is
@@ -112,8 +112,8 @@ def normalize(x_ptr, weight_ptr, out_ptr, columns, BLOCK: tl.constexpr):
     y = y.to(out_ptr.dtype.element_ty) * tl.load(weight_ptr + offsets, mask=mask, other=0.0)
     tl.store(out_ptr + at, y, mask=mask)
 """
-#: Keeps 3 of the 7 bits of a bf16's fraction, as e4m3 does.
-COARSE = "y = ((y.contiguous().view(torch.int32) + 0x80000) & -0x100000).view(torch.float32); return"
+#: Keeps 6 of the 7 bits of a bf16's fraction.
+COARSE = "y = ((y.contiguous().view(torch.int32) + 0x10000) & -0x20000).view(torch.float32); return"
 #: The operator and the forward of each kernel.
 KERNELS = {
     "fused_rms_norm": ("rms_norm", "return torch.nn.functional.rms_norm(x, x.shape[1:], self.weight, 1e-6)"),
@@ -136,8 +136,6 @@ KERNELS = {
     "half_silu": ("slow_silu", "return torch.nn.functional.silu(x)"),
     "coarse_rms_norm": ("rms_norm", OPERATORS["rms_norm"][1].replace("return", COARSE)),
 }
-#: Tolerances that the problems of kernels declare.
-TOLERANCE = {"coarse_rms_norm": 'OUTPUT_TOLERANCE = {"atol": 1e-2, "rtol": 0.07}\n'}
 #: The measurements in their order: kind, model, kernel, and number of rounds.
 MEASURED = (
     ("kernel", "llama", "fused_rms_norm", 3),
@@ -146,7 +144,7 @@ MEASURED = (
     ("kernel", "vision", "wide_layer_norm", 3),
     ("kernel", "llama", "eager_silu", 3),
     ("named", "llama", "coarse_rms_norm", 1),
-    ("small", "llama", "half_silu", 3),
+    ("small", "llama", "half_silu", 10),
     ("kernel", "llama", "triton_rms_norm", 3),
     ("kernel", "mixture", "fused_rms_norm", 3),
     ("kernel", "mixture", "eager_silu", 3),
@@ -186,10 +184,7 @@ def plan(folder: Path, lane: str, model: str, kernel: str, rounds: int) -> Plan:
     source = "import torch\n" + TRITON * ("normalize[" in body) + CLASS.format("ModelNew", OPERATORS[operator][0], body)
     request = Request.model_validate(
         {
-            "problem": "import torch\n"
-            + TOLERANCE.get(kernel, "")
-            + CLASS.format("Model", *OPERATORS[operator])
-            + INPUTS.format(rows, width),
+            "problem": "import torch\n" + CLASS.format("Model", *OPERATORS[operator]) + INPUTS.format(rows, width),
             "kernel": source,
             "backend": guess_backend(source),
             "lane": lane,
@@ -251,9 +246,9 @@ def swaps(trials: dict[str, dict[str, list[Trial]]]) -> list[dict[str, Any]]:
     for model, roles in trials.items():
         some = [list(combinations(roles[role], ROUNDS)) for role in ("original", "kernel")]
         for _ in range(min(SWAPS // len(ITSELF) + 1, *map(len, roles.values())) if all(some) else 0):
-            ratio = Ratio.of(zip(*(draw.choice(each) for each in some), strict=True))
-            made.append({"model": model, "gain": ratio if isinstance(ratio, str) else ratio.model_dump()})
-            made[-1]["right"] = not isinstance(ratio, str) and ratio.low <= 1 <= ratio.high
+            found = Ratio.of(*map(draw.choice, some))
+            made.append({"model": model, "gain": found if isinstance(found, str) else found[0].model_dump()})
+            made[-1]["right"] = not isinstance(found, str) and found[0].low <= 1 <= found[0].high
     return made[:SWAPS]
 
 
@@ -262,8 +257,9 @@ class Series:
 
     def __init__(self, options: argparse.Namespace, client: Client, folder: Path, begun: float) -> None:
         self.options, self.judge, self.folder, self.begun = options, Judge(client), folder, begun
-        self.due = [one for one in MEASURED if options.only in " ".join(map(str, one))]
-        self.itself = {model: name for model, name in ITSELF.items() if options.only in f"itself {model} {name}"}
+        is_due = lambda name: any(only in name for only in options.only.split(","))  # noqa: E731
+        self.due = [one for one in MEASURED if is_due(" ".join(map(str, one)))]
+        self.itself = {model: name for model, name in ITSELF.items() if is_due(f"itself {model} {name}")}
         self.trials = {model: {role: list[Trial]() for role in ("original", "kernel")} for model in self.itself}
         self.records = list[dict[str, Any]]()
         self._lock, self._is_over = threading.Lock(), False
@@ -345,7 +341,7 @@ def main() -> int:
     parser.add_argument("--lane", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=250, help="time after which no more is waited for (250)")
-    parser.add_argument("--only", default="", help="measure only those whose name has this text")
+    parser.add_argument("--only", default="", help="measure only those whose name has one of these texts")
     options = parser.parse_args()
     begun = time.monotonic()
     signal.signal(signal.SIGALRM, signal.default_int_handler)  # ends a fleet that does not start
@@ -358,8 +354,8 @@ def main() -> int:
     os.environ["KQUEUE_PRELOAD"] = ",".join(PRELOAD)
     with tempfile.TemporaryDirectory(prefix="kqueue-effect-") as name, fleet(options.lane, options.slots) as client:
         print(f"ready after {time.monotonic() - begun:.0f} s", flush=True)
-        summary = Series(options, client, Path(name), begun).run()
         signal.alarm(0)
+        summary = Series(options, client, Path(name), begun).run()
         print(json.dumps(summary), flush=True)
     complete = all(summary[kind]["right"] == summary[kind]["due"] for kind in ("kernel", "small", "named"))
     odd = summary["itself"]["due"] - summary["itself"]["right"]

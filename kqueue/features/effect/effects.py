@@ -27,6 +27,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final, Self
 from uuid import uuid4
 
@@ -37,7 +38,7 @@ from kqueue.categories import Blame, Category
 from kqueue.cli import sources
 from kqueue.contract import Request, Result, parse_request
 from kqueue.errors import InvalidRequest
-from kqueue.features.duel.duels import Trial, value_of
+from kqueue.features.duel.duels import Trial, critical, value_of
 from kqueue.figures import is_noisy
 
 #: Share of changed top tokens from which a kernel is named.
@@ -64,26 +65,29 @@ class Ratio(BaseModel):
     high: float
 
     @classmethod
-    def of(cls, rounds: Iterable[tuple[Trial, Trial]]) -> Self | str:
-        """Return the ratio of the second trials' speed to the speed of the first ones, or why it is unknown.
+    def of(cls, *roles: Sequence[Trial]) -> list[Self] | str:
+        """Return the speed in each further role relative to the first role, or why it is unknown.
 
-        The interval combines the judge's intervals, and is wider if the rounds differ by more than these explain.
+        Processes with the same model differ by more than the judge's intervals. This variance is estimated from the
+        scatter in all roles together (Paule and Mandel). A trial with a wide interval has less weight.
         """
-        values, errors, reason = list[float](), list[float](), "no time"
-        for one, other in rounds:
-            value = value_of(one, other)
-            if isinstance(value, str) or one.interval is None or other.interval is None:
-                reason = value if isinstance(value, str) else reason
-                continue
-            values.append(value)
-            errors.append(math.hypot(*(math.log(high / low) / 2 for low, high in (one.interval, other.interval))))
-        if not values:
-            return reason
-        mean, half = sum(values) / len(values), math.hypot(*errors) / len(values)
-        if len(values) > 1:
-            squares = ((1.96 * (value - mean) / error) ** 2 for value, error in zip(values, errors, strict=True))
-            half *= max(1.0, math.sqrt(sum(squares) / (len(values) - 1)))
-        return cls(value=math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half))
+        base = next((one for one in roles[0] if one.interval), roles[0][0])
+        known = [[(value_of(base, one), one.interval) for one in role] for role in roles]
+        points = [[(x, math.log(i[1] / i[0]) / 3.92) for x, i in row if i and not isinstance(x, str)] for row in known]
+        if not all(points):
+            return next((x for some in known for x, _ in some if isinstance(x, str)), "no time")
+        freedom, between = sum(map(len, points)) - len(points), 1e-9
+        while True:
+            weights = [[1 / (between + error**2) for _, error in some] for some in points]
+            means = [fmean([x for x, _ in some], each) for some, each in zip(points, weights, strict=True)]
+            pairs = ((mean, one) for mean, some in zip(means, points, strict=True) for one in some)
+            if sum((x - mean) ** 2 / (between + error**2) for mean, (x, error) in pairs) <= freedom + 1e-6:
+                break
+            between *= 1.02
+        student = critical(freedom, 0.05) if freedom else 1.96
+        halves = [student * math.hypot(sum(each) ** -0.5, sum(weights[0]) ** -0.5) for each in weights]
+        ranges = [(mean - means[0], half) for mean, half in zip(means, halves, strict=True)][1:]
+        return [cls(value=math.exp(x), low=math.exp(x - half), high=math.exp(x + half)) for x, half in ranges]
 
     @property
     def half(self) -> float:
@@ -318,10 +322,10 @@ def effect(
 
 def _conclude(one: Workload, original: list[Trial], twice: list[Trial], kernel: list[Trial]) -> str | None:
     """Set the operator's share, and the prediction and the measurement of a workload. Return why there are none."""
-    longer, measured = (Ratio.of(zip(*pair, strict=True)) for pair in ((twice, original), (original, kernel)))
-    if isinstance(longer, str) or isinstance(measured, str):
-        return f"there are no times to compare: {longer if isinstance(longer, str) else measured}"
-    one.longer, one.measured = longer, measured
+    if isinstance(found := Ratio.of(original, twice, kernel), str):
+        return f"there are no times to compare: {found}"
+    doubled, one.measured = found
+    one.longer = longer = Ratio(value=1 / doubled.value, low=1 / doubled.high, high=1 / doubled.low)
     if one.operator is not None:
         one.unpredicted = None
         share, speedup = longer.value - 1, one.operator.value

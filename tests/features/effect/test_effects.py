@@ -19,8 +19,9 @@ from kqueue.categories import Category
 from kqueue.contract import Outcome, Request
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import Evidence
+from kqueue.features.duel.duels import Trial
 from kqueue.features.effect import effects
-from kqueue.features.effect.effects import Plan, Workload, effect
+from kqueue.features.effect.effects import Plan, Ratio, Workload, effect
 from tests.features.effect.samples import KERNEL, NORM, RECIPE, TANH, recipe
 from tests.samples import ended, measurement, passed
 
@@ -80,13 +81,26 @@ def test_small_effects_are_found_and_a_swap_with_itself_seldom_has_one(tmp_path:
     assert sum(swap is None or not swap.low <= 1 <= swap.high for swap in swaps) <= 2
 
 
+@pytest.mark.parametrize(("speedup", "is_found"), [(1.05, True), (1.01, False)])
+def test_an_interval_has_the_scatter_between_processes(speedup: float, is_found: bool) -> None:
+    """One noisy trial of four spoils no effect. Trials that scatter more than their intervals show no small effect."""
+
+    def trial(value: float, error: float) -> Trial:
+        return Trial(Category.PASSED, value, ("call", False), None, interval=(value - error, value + error))
+
+    original, kernel = ([trial(by * value, 0.002) for value in (0.99, 1.0, 1.01)] for by in (1, speedup))
+    found = Ratio.of(original, [*kernel, trial(0.9, 0.4)])
+    assert not isinstance(found, str)
+    assert (found[0].low > 1) == is_found
+    assert found[0].value == pytest.approx(speedup, abs=0.005)
+
+
 def test_a_declared_tolerance_holds_for_the_operator(tmp_path: Path) -> None:
     """The problem's tolerance is the operator's in the model's shapes, and not the model's."""
-    declared = "OUTPUT_TOLERANCE = {'rtol': 0.07}\n"
-    made = replace(plan(tmp_path), request=REQUEST.model_copy(update={"problem": NORM + declared}))
+    problem = NORM + "OUTPUT_TOLERANCE = {'rtol': 0.07}\n"
+    made = replace(plan(tmp_path), request=REQUEST.model_copy(update={"problem": problem}))
     for role, count in (("operator", 1), ("drift", 0)):
-        problem = str(made.evaluation(role, "decode").problem)
-        assert len(shapes.assigned(problem, "OUTPUT_TOLERANCE")) == count
+        assert len(shapes.assigned(str(made.evaluation(role, "decode").problem), "OUTPUT_TOLERANCE")) == count
 
 
 def test_a_kernel_that_changes_top_tokens_is_named(tmp_path: Path) -> None:
