@@ -46,7 +46,8 @@ _PIECE: Final = 1 << 24
 #: Number of leading values that are compared to decide whether two draws differ.
 _SHOWN: Final = 16
 _SCALE: Final = 100.0
-#: Factor without exact answers. Of many rows some have nearly equal largest values, whose roundings then matter less.
+#: Factor without exact answers, because of many rows some have nearly equal largest values, and factor of outliers,
+#: because Winograd's convolutions spread the rounding errors of a large value to its neighbors.
 _SMALLER_SCALE: Final = 32.0
 #: Factor for values that are uniform or stay within [-1, 1], because larger values might be invalid for them.
 _SHRINK: Final = 1 / 128
@@ -311,8 +312,8 @@ def _adversarial(tensor: torch.Tensor, own: _Range, generator: torch.Generator) 
     if own.low < 0 < own.high:
         denormal = torch.finfo(tensor.dtype).tiny / 4
         specials += [denormal, -denormal]
-    if not own.bounded and _fits(tensor, own, _SCALE):
-        specials += [_SCALE * bound for bound in (own.low, own.high) if abs(bound) > 1]
+    if not own.bounded and _fits(tensor, own, _SMALLER_SCALE):
+        specials += [_SMALLER_SCALE * bound for bound in (own.low, own.high) if abs(bound) > 1]
     few = max(1, int(tensor.numel() * _SPECIAL))
     positions = _positions(tensor, few, generator)
     values = torch.tensor(specials, dtype=tensor.dtype, device=tensor.device)
