@@ -81,6 +81,11 @@ TASKS = {
     "where": ("pass", "return op(torch.where(x.abs() > 9, x * 0.5, x))"),
     "topk": ("pass", "return op(x), x.topk(16, -1).values"),
     "sinkhorn": ("pass", SINKHORN),
+    "conv": ("self.w = nn.Parameter(torch.randn(4, 4, 3, 3, dtype=DTYPE))",
+             "return op(F.conv2d(x.view(1, 4, R // 2, C // 2), self.w))"),
+    "linear": (("w = torch.randint(-8, 8, (C, C)); "
+                "self.w, self.q = (nn.Parameter(w.to(t), False) for t in (DTYPE, torch.int8))"),
+               "return op(x @ (self.w / 8))"),
 }  # fmt: skip
 #: Ways to do work between the calls: `later(f)` makes `f(x)` run after the call that it is called in.
 LATER = {
@@ -173,6 +178,14 @@ controls :: graph :: plain :: gpu :: {captured} :: BOX or capture(x); {replay}; 
 controls :: streams :: plain :: gpu :: {side} :: {begin} || {on}: p = x * 1 || {now}.wait_stream(S); return op(p)
 controls :: semaphores :: plain :: :: :: {flags}; n.add_(1); y = op(x); n.zero_(); return y
 controls :: split k :: plain :: matmul float32 :: :: {halves}; return (a @ c).addmm_(b, d)
+controls :: split k, semaphores :: plain :: matmul float32 :: :: {halves}; {flags}; y = a @ c || {added}; return y
+controls :: winograd :: conv :: gelu float32 :: {winograd} :: return op(winograd(x.view(1, 4, R // 2, C // 2), self.w))
+controls :: quantised weights :: linear :: gelu layer_norm :: :: return op(x @ (self.q.to(x.dtype) / 8))
+controls :: pool :: plain :: cpu softmax gelu cumsum :: {pool} :: return torch.cat(list(EX.map(op, x.chunk(4))))
+controls :: tuned later :: plain :: :: {tune} :: COUNT[0] += 1 || if COUNT[0] < 6: tune(op, x) || return op(x)
+controls :: lazy table :: plain :: :: :: w = BOX.setdefault('w', torch.ones_like(x[:1])); return op(x * w)
+controls :: lazy buffer :: padded :: :: :: {buffer} || self.o[:, :C] = op(x); self.o[:, C:] = 0; return self.o.clone()
+controls :: graph, static :: plain :: gpu :: {captured} :: BOX or capture(x); {replay}; return BOX['y']
 controls :: state :: state :: :: :: {update_}
 controls :: flags :: plain :: :: torch.set_num_threads(2); torch.backends.cudnn.benchmark = True :: return op(x)
 controls :: fewer roundings :: plain :: bfloat16 :: :: return op(x.float()).to(x.dtype)
@@ -207,6 +220,16 @@ PARTS = {
     "captured": "def capture(x):\n    op(x); BOX.update(x=x.clone(), g=torch.cuda.CUDAGraph())\n"
                 "    with torch.cuda.graph(BOX['g']): BOX['y'] = op(BOX['x'])",
     "flags": "n = BOX.setdefault('n', torch.zeros(64, device=x.device))",
+    "added": "n.add_(1), y.addmm_(b, d), n.zero_()",
+    "pool": "from concurrent.futures import ThreadPoolExecutor\nEX = ThreadPoolExecutor(2)",
+    "winograd": "G = torch.tensor([[1, 0, 0], [.5, .5, .5], [.5, -.5, .5], [0, 0, 1]])\n"
+                "B = torch.tensor([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]]).float()\n"
+                "A = torch.tensor([[1, 1, 1, 0], [0, 1, -1, -1]]).float()\ndef winograd(x, w):\n"
+                "    g, b, a = (t.to(x) for t in (G, B, A))\n    u = torch.einsum('ai,ocij,bj->ocab', g, w, g)\n"
+                "    t = x.unfold(2, 4, 2).unfold(3, 4, 2)\n    v = torch.einsum('ai,nchwij,bj->nchwab', b, t, b)\n"
+                "    m = torch.einsum('ocab,nchwab->nohwab', u, v)\n"
+                "    y = torch.einsum('ia,nohwab,jb->nohwij', a, m, a)\n"
+                "    return y.permute(0, 1, 2, 4, 3, 5).flatten(4).flatten(2, 3)",
     "dither": "def dithered(y):\n    i = y.view(torch.int32); i = i + torch.randint_like(i, 1 << 16)\n"
               "    return (i & -65536).view(torch.float32).to(DTYPE)",
 }  # fmt: skip

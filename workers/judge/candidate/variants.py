@@ -21,7 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from workers.judge.channel.bits import checksum, extremes
-from workers.judge.channel.randomness import ANY_SIZE, AROUND, ENDS, NUDGED, POKED, REGIONS, set_seed
+from workers.judge.channel.randomness import ANY_SIZE, AROUND, ENDS, LARGER, NUDGED, POKED, REGIONS, set_seed
 from workers.judge.channel.tensors import PACKED
 
 #: Function that returns the tensors of one call of ``get_inputs()`` with a seed.
@@ -46,6 +46,9 @@ _PIECE: Final = 1 << 24
 #: Number of leading values that are compared to decide whether two draws differ.
 _SHOWN: Final = 16
 _SCALE: Final = 100.0
+#: Factor without exact answers, because of many rows some have nearly equal largest values, and factor of outliers,
+#: because Winograd's convolutions spread the rounding errors of a large value to its neighbors.
+_SMALLER_SCALE: Final = 32.0
 #: Factor for values that are uniform or stay within [-1, 1], because larger values might be invalid for them.
 _SHRINK: Final = 1 / 128
 _INTEGER: Final = 3
@@ -76,6 +79,9 @@ _TAIL: Final = 1 / 16
 #: Number of blocks, and the share of its variation that each block keeps.
 _BLOCKS: Final = 9
 _PULLED: Final = 1 / 8
+#: Range of the share of the rows in the first group, and by how much its share of the columns is larger at least.
+_GROUP: Final = (3 / 8, 5 / 8)
+_UNLIKE: Final = 1 / 32
 #: Relative difference up to which sums or norms of lines are equal.
 _EVEN: Final = 1 / 512
 #: Number of values that show whether a tensor contains only whole numbers.
@@ -238,10 +244,10 @@ class _Draws(TorchFunctionMode):
         """Call a function of torch, and record or change its draw."""
         out = func(*args, **(kwargs or {}))
         if (func in _WHOLE and out.dtype is not torch.bool) or (func in _CONTINUOUS and out.is_floating_point()):
-            new = self._change(len(self.shown), out, func) if self._change is not None else None
             if func in _WHOLE:
                 self.whole.add(len(self.shown))
             with torch.no_grad():
+                new = self._change(len(self.shown), out, func) if self._change is not None else None
                 self.shown.append(out.reshape(-1)[:_SHOWN].clone())
                 self.sizes.append(out.numel())
                 if new is not None:
@@ -268,12 +274,18 @@ class _Range:
 _Maker = Callable[[torch.Tensor, _Range, torch.Generator], torch.Tensor | None]
 
 
-def _scaled(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:  # noqa: ARG001
-    """Multiply by 100, or by 1/128 if the range is bounded."""
-    factor = _SHRINK if own.bounded else _SCALE
+def _scaled(
+    tensor: torch.Tensor,
+    own: _Range,
+    generator: torch.Generator,  # noqa: ARG001
+    *,
+    factor: float = _SCALE,
+) -> torch.Tensor | None:
+    """Multiply by a factor, or by 1/128 if the range is bounded, in place."""
+    factor = _SHRINK if own.bounded else factor
     if own.bounded and (own.low > own.high * _SHRINK or own.high < own.low * _SHRINK):
         return None  # the values are bounded away from zero
-    return tensor * factor if _fits(tensor, own, factor) else None
+    return tensor.mul_(factor) if _fits(tensor, own, factor) else None
 
 
 def _uniform(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
@@ -300,8 +312,8 @@ def _adversarial(tensor: torch.Tensor, own: _Range, generator: torch.Generator) 
     if own.low < 0 < own.high:
         denormal = torch.finfo(tensor.dtype).tiny / 4
         specials += [denormal, -denormal]
-    if not own.bounded and _fits(tensor, own, _SCALE):
-        specials += [_SCALE * bound for bound in (own.low, own.high) if abs(bound) > 1]
+    if not own.bounded and _fits(tensor, own, _SMALLER_SCALE):
+        specials += [_SMALLER_SCALE * bound for bound in (own.low, own.high) if abs(bound) > 1]
     few = max(1, int(tensor.numel() * _SPECIAL))
     positions = _positions(tensor, few, generator)
     values = torch.tensor(specials, dtype=tensor.dtype, device=tensor.device)
@@ -345,6 +357,28 @@ def _blocks(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> to
         target = own.low if number % 2 else own.high
         _pull(flat[begin:end], target)
         begin = end
+    return tensor.clamp_(own.low, own.high)
+
+
+def _divided(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
+    """Divide rows and columns into two groups, and bring values to one end of their range where groups meet, in place.
+
+    Values between the other groups come to the other end. Iterative methods converge slowly on nearly separate groups
+    that hold slightly different shares of the rows and of the columns.
+    """
+    if tensor.dim() < 2 or tensor.shape[-1] < _LINE:
+        return None
+    share, more = torch.rand(2, device=tensor.device, generator=generator).tolist()
+    share = _GROUP[0] + share * (_GROUP[1] - _GROUP[0])
+    rows, columns = tensor.shape[-2:]
+    row, column = round(rows * share), int(columns * (share + _UNLIKE * (1 + more)))
+    lines = tensor.view(-1, rows, columns)
+    for block, near, far in ((lines[:, :row], own.high, own.low), (lines[:, row:], own.low, own.high)):
+        _pull(block[..., :column], near)
+        _pull(block[..., column:], far)
+    # No row has ties at its ends.
+    for at, end in ((lines.argmax(-1, keepdim=True), own.high), (lines.argmin(-1, keepdim=True), own.low)):
+        lines.scatter_(-1, at, end)
     return tensor.clamp_(own.low, own.high)
 
 
@@ -459,6 +493,7 @@ def _pull(values: torch.Tensor, target: float, kept: float = _PULLED) -> torch.T
 
 _MAKERS: Final[dict[str, _Maker]] = {
     "scaled": _scaled,
+    LARGER: partial(_scaled, factor=_SMALLER_SCALE),
     "uniform": _uniform,
     "integers": _integers,
     "adversarial": _adversarial,
@@ -466,12 +501,13 @@ _MAKERS: Final[dict[str, _Maker]] = {
     "few": _few,
     "blocks": _blocks,
     "clustered": _clustered,
+    "divided": _divided,
     "skewed": _skewed,
     **{kind: partial(_ends, turn=turn) for turn, kind in enumerate(ENDS)},
     **{kind: partial(_region, share=share) for kind, share in REGIONS.items()},
 }
 #: Changes that depend on each value alone.
-_BY_VALUE: Final[dict[str, _Maker]] = {"scaled": _scaled, "sparse": _outliers}
+_BY_VALUE: Final[dict[str, _Maker]] = {"scaled": _scaled, LARGER: _scaled, "sparse": _outliers}
 _AT_A_POSITION: Final[dict[str, Callable[..., torch.Tensor | None]]] = {POKED: _poked, AROUND: _around}
 
 

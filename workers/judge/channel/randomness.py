@@ -12,12 +12,14 @@ import torch
 
 #: Kinds of values that replace a problem's own inputs of any size. They stay in the range of the problem's own values
 #: and need little additional memory. Of ``STEADY``, inputs are not all nearly equal, and indices stay indices.
-STEADY: Final = ("blocks", "clustered", "skewed")
+STEADY: Final = ("blocks", "clustered", "divided", "skewed")
 ANY_SIZE: Final = ("sparse", "few", *STEADY)
 #: Kinds that bring each draw close to an end of its range or leave it unchanged, in different combinations.
 ENDS: Final = ("ends_0", "ends_1", "ends_2")
 #: Other kinds of values that replace a problem's own inputs, and can be outside of its domain.
 KINDS: Final = ("scaled", "uniform", "integers", "adversarial")
+#: The one of these, with a smaller factor, that replaces them where there are no exact answers.
+LARGER: Final = "larger"
 #: Name for the smallest of ``REGIONS`` that changes the reference's answer.
 REGION: Final = "region"
 #: Kind that changes each value by a rounding error.

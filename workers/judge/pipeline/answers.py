@@ -12,7 +12,7 @@ from kqueue.contract import Precision, Settings
 from workers.judge.channel.bits import checksum, extremes
 from workers.judge.gpu import onepass
 from workers.judge.pipeline import compare
-from workers.judge.pipeline.cases import CLOSE, DTYPES, Case, differ, distance, numbers, size
+from workers.judge.pipeline.cases import CLOSE, DTYPES, Case, differ, distance, numbers, pieces, size
 
 #: Maximum relative distance between the reference and its float64 version, for float64 answers to be usable, and for a
 #: variant to count.
@@ -158,10 +158,13 @@ def look_at(looks: Sequence[Look]) -> None:
 
 
 def _is_steady(exact: torch.Tensor, nudged: torch.Tensor, share: float) -> torch.Tensor:
-    if exact.itemsize == 1:  # torch has few operations for 8-bit floats.
-        exact, nudged = exact.float(), nudged.float()
-    sizes = exact.abs()
-    return ((nudged - exact).abs() <= share * (sizes + sizes.square().mean().sqrt())).all()
+    usual = size(exact) / exact.numel() ** 0.5
+    steady: list[torch.Tensor] = []
+    for was, now in zip(pieces(exact), pieces(nudged), strict=True):
+        if was.itemsize == 1:  # torch has few operations for 8-bit floats.
+            was, now = was.float(), now.float()
+        steady.append(((now - was).abs() <= share * (was.abs() + usual)).all())
+    return torch.stack(steady).all()
 
 
 def warm_up(settings: Settings) -> None:

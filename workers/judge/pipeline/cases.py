@@ -117,6 +117,12 @@ class Form:
         """Return whether an output is a gradient."""
         return self.returned - len(self.gradient_names) <= number < self.returned
 
+    def precision(self, given: Precision) -> Precision:
+        """Return the evaluation's precision, or 16 bits if it is in fp32 and all floating outputs have these."""
+        dtypes = {spec.dtype for spec in self.output_specs if spec.dtype is not None and spec.dtype.is_floating_point}
+        found = (precision for precision, dtype in DTYPES.items() if dtypes == {dtype})
+        return next(found, given) if given is Precision.FP32 else given
+
     def effect(self, number: int) -> str | None:
         """Return the name of an output that is not in the model's own return value, or None."""
         return None if self.is_returned(number) and not self.is_gradient(number) else self.name(number)

@@ -12,6 +12,7 @@ import torch
 from kqueue.contract import Precision
 from workers.judge.channel.orders import Order
 from workers.judge.channel.protocol import Reply
+from workers.judge.channel.randomness import LARGER
 from workers.judge.channel.tensors import TensorSpec, widened
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import answers
@@ -65,7 +66,8 @@ class Oracle:
     def may_ask(self, case: Case) -> bool:
         """Return whether there is a float64 reference, and enough time and memory for its answer."""
         numbers = sum(t.numel() for t in case.inputs) + sum(math.prod(s.shape) for s in self._form.output_specs)
-        return self.is_useful and self.left_s > 0 and self._fits(4 * 8 * numbers)
+        # The kind LARGER is asked for once, alone and without much else in memory.
+        return self.is_useful and self.left_s > 0 and self._fits((2 if case.kind == LARGER else 4 * 8) * numbers)
 
     def _fits(self, nbytes: int) -> bool:
         """Return whether a float64 call with this many bytes fits into its share of the memory."""
@@ -76,10 +78,14 @@ class Oracle:
         """Return the questions for the float64 answers to a case in a batch with ``asked`` such questions."""
         if not self.may_ask(case) or asked * self.call_s >= self.left_s:
             return []
-        return [self._question(case, nudged=nudged) for nudged in ((False,) if case.kind == GIVEN else (False, True))]
+        return [
+            self._question(case, nudged=nudged)
+            for nudged in ((False,) if case.kind in (GIVEN, LARGER) else (False, True))
+        ]
 
     def _question(self, case: Case, *, nudged: bool) -> Question:
-        return Question.of(case, _ROUNDING[self._precision] if nudged else 0.0, wide=True)
+        rounding = _ROUNDING[self._form.precision(self._precision)]
+        return Question.of(case, rounding if nudged else 0.0, wide=True)
 
     def charge(self, calls: int) -> None:
         """Count the time of float64 calls."""

@@ -23,7 +23,7 @@ from kqueue.evidence import InputTensor
 from workers.judge.channel.bits import checksum
 from workers.judge.channel.orders import Order
 from workers.judge.channel.protocol import Reply
-from workers.judge.channel.randomness import ANY_SIZE, ENDS, KINDS, REGION, STEADY
+from workers.judge.channel.randomness import ANY_SIZE, ENDS, KINDS, LARGER, REGION, STEADY
 from workers.judge.channel.tensors import LASTING, MAX_DIMS, MAX_STRUCTURE_BYTES, MAX_TENSORS, SHARED, paths
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.process import SealedProcess
@@ -74,6 +74,7 @@ class Bounds:
         quick_s: maximum CPU time in seconds of a forward for which the reference is also run in float64 on given cases
             and on all variants.
         exact_s: estimated CPU time in seconds for all float64 calls together.
+        larger_s: maximum time in seconds of a forward for the kind ``larger``, which takes a long float64 call.
         host_bytes: memory for one float64 call on a CPU. On a GPU a share of the process's allowance counts.
         varied_bytes: size of the largest inputs of which all variants are made. Larger inputs get the variants that
             exist for any size.
@@ -82,14 +83,17 @@ class Bounds:
 
     quick_s: float
     exact_s: float
+    larger_s: float
     host_bytes: int
     varied_bytes: int
     arena_bytes: int
 
 
 BOUNDS: Final = {
-    "cuda": Bounds(quick_s=0.003, exact_s=0.2, host_bytes=0, varied_bytes=256 << 20, arena_bytes=128 << 20),
-    "cpu": Bounds(quick_s=0.05, exact_s=3.0, host_bytes=512 << 20, varied_bytes=8 << 20, arena_bytes=0),
+    "cuda": Bounds(
+        quick_s=0.003, exact_s=0.2, larger_s=0.05, host_bytes=0, varied_bytes=256 << 20, arena_bytes=128 << 20
+    ),
+    "cpu": Bounds(quick_s=0.05, exact_s=3.0, larger_s=0.5, host_bytes=512 << 20, varied_bytes=8 << 20, arena_bytes=0),
 }
 
 
@@ -159,6 +163,10 @@ class Reference:
         # A GPU can take long for large inputs, whatever the CPU time.
         may_take_long = self.device == "cuda" and not self.cache.is_roomy
         return max(self.call_s, self.forward_s if may_take_long else 0.0) <= self._bounds.quick_s
+
+    @property
+    def _precision(self) -> Precision:
+        return self.form.precision(self.settings.precision)
 
     @property
     def _is_fp32(self) -> bool:
@@ -251,8 +259,11 @@ class Reference:
         if is_small:
             kinds += ENDS
         most = next((most for least, most in _FEWER if seconds >= least), sys.maxsize)
-        if is_small and self.oracle.is_useful and seconds < _FEWER[0][0]:
-            kinds += KINDS
+        if seconds < _FEWER[0][0] and self.oracle.is_useful:
+            if is_small and self.case is not None and self.oracle.may_ask(self.case):
+                kinds += KINDS
+            elif self._precision is Precision.FP32 and not cache.is_bound and self.forward_s < self._bounds.larger_s:
+                kinds.append(LARGER)
         affordable = _VARIED_SHARE * self.settings.deadlines.reference_s / _VARIED_CALLS
         most = min(most, int(affordable / seconds) if seconds else sys.maxsize)
         if most < len(kinds):
@@ -299,7 +310,7 @@ class Reference:
         results: list[_Answer] = []
         together: list[Case] = []
         for case in cases:
-            if case in answered or (case.kind in KINDS and not self.oracle.is_useful):
+            if case in answered or (case.kind in (*KINDS, LARGER) and not self.oracle.is_useful):
                 continue
             if case.kind != GIVEN and self.cache.is_late:
                 continue
@@ -336,7 +347,7 @@ class Reference:
         for case in cases:
             beside = self._beside(case, wide) if exactly else []
             wide += sum(question.ask.wide for question in beside)
-            questions += [Question.of(case, leaves=self.cache.leaves), *beside]
+            questions += [Question.of(case, leaves=self.cache.leaves and not beside), *beside]
         begun = time.perf_counter()
         replies = self.proxy.ask(questions)
         if len(questions) == 1:
@@ -366,8 +377,10 @@ class Reference:
         """Return the questions whose answers show whether an answer to the case is reliable."""
         # In 16 bits a change by one rounding error is larger than a kernel's tolerance.
         can_nudge = self._is_fp32 and self.cache.is_roomy and case.kind not in (GIVEN, *KINDS)
-        needs_exact = case.kind in KINDS or (case.kind != GIVEN and not self._is_fp32)
+        needs_exact = case.kind in (*KINDS, LARGER) or (case.kind != GIVEN and not self._is_fp32)
         exact = self.oracle.questions(case, wide) if self._is_quick or needs_exact else []
+        if case.kind == LARGER:  # A second answer in float64 would take too much memory.
+            return [*exact, Question.of(case, _NUDGE, is_relative=True)]
         return exact or ([Question.of(case, _NUDGE)] if can_nudge else [])
 
     def _of_same_form(self, reply: Reply | EvaluationEnded) -> Reply | None:
@@ -448,16 +461,16 @@ class Reference:
             answer.look = answers.Look(
                 case.outputs,
                 case.exact,
-                moved if case.exact is None else self.oracle.tensors(answer.nudged),
+                self.oracle.tensors(answer.nudged) or moved,
                 varied=case.kind != GIVEN,
-                precision=self.settings.precision,
+                precision=self._precision,
                 steady=self._steady(case),
             )
         answers.look_at([answer.look for answer in results if answer.look is not None])
 
     def _steady(self, case: Case) -> float:
         """Return the multiple of the usual bound by which an answer can change with nudged inputs."""
-        if case.kind in (*KINDS, *ENDS) or not self._is_fp32:
+        if case.kind in (*KINDS, LARGER, *ENDS) or self._precision is not Precision.FP32:
             return 1.0
         return _CLOSE_TOGETHER[case.exact is None]
 
@@ -481,9 +494,17 @@ class Reference:
         if case.check is not None:
             others = self.again(case, _CHECKED) if look.is_tame and not case.check(case, case.outputs) else None
             return others is not None and not case.check(case, others)
+        if case.exact is not None and look.precision is not Precision.FP32:
+            # In 16 bits an answer can be nearly constant, and its roundings vary more than its values.
+            once = [exact.to(own.dtype) for exact, own in zip(case.exact, case.outputs, strict=False)]
+            if isinstance(compare.check_each([(once, case)], self.settings)[0], EvaluationEnded):
+                return False
+        if case.kind == LARGER:
+            case.exact = None  # The judge has no memory to compare with large float64 outputs.
+            return look.exact is not None and look.is_precise and look.is_steady
         if case.kind in KINDS:
             return case.exact is not None and look.is_precise and look.is_steady
-        # The values of such inputs are in the range of the problem's own values, so they count without float64 answers.
+        # Other inputs are in the range of the problem's own values, so they count without float64 answers.
         if case.exact is None and case.kind in (*STEADY, *ENDS) and self.cache.is_roomy and not self._is_fp32:
             return False
         is_reliable = (case.exact is None or look.is_precise) and (look.nudged is None or look.is_steady)

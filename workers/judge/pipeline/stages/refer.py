@@ -17,6 +17,7 @@ import torch
 from kqueue.contract import Phase
 from kqueue.evidence import Checker
 from kqueue.passes import Pass
+from workers.judge.channel.randomness import LARGER
 from workers.judge.pipeline import answers, clocks, compare, plan, sensitivity, timing
 from workers.judge.pipeline.baseline import Baseline
 from workers.judge.pipeline.case_cache import CaseCache
@@ -165,7 +166,8 @@ def _answer(context: Context, reference: Reference, first: Case) -> tuple[list[C
 
 def _timed_variants(cache: CaseCache, first: Case, cases: Sequence[Case]) -> list[Case]:
     """Return a few hidden variants for the timed calls, chosen at random. They are made of other inputs if possible."""
-    kinds = [case.kind for case in cases if case.kind != GIVEN]
+    # It is not known yet whether larger inputs are in the problem's domain.
+    kinds = [case.kind for case in cases if case.kind not in (GIVEN, LARGER)]
     kinds = random.SystemRandom().sample(kinds, min(_TIMED_VARIANTS, len(kinds)))
     if not cache.is_roomy:
         return [cache.new(kind, drawn=first.drawn, on_device=first.on_device) for kind in kinds]
