@@ -34,7 +34,7 @@ def repository(cli: Cli) -> Iterator[Repository]:
 
 @pytest.mark.usefixtures("kept")
 def test_a_check(cli: Cli, repository: Repository) -> None:
-    """A wrong tail at a size that nobody listed is found, unless base has it. Uncommitted changes are named."""
+    """A drawn size shows a wrong tail, which is not head's fault if base has it. Uncommitted changes are named."""
     head = repository.commit({"src/mine/parts.py": TAIL})
     (repository.folder / "src/mine/parts.py").write_text("broken")
     done = cli("check", "--base", repository.base, *QUICK, "--markdown", "out.md", "--junit", "out.xml", "--json")
