@@ -127,6 +127,9 @@ class Measurement(Part):
     """Distribution of the calls. Outliers count in the last bin. Null in measurements of older versions."""
     samples_ms: tuple[float, ...] | None = None
     """Time of each call that counts, to the nanosecond. Null in older measurements, and for several shapes together."""
+    between_ms: float | None = None
+    """CPU time that the kernel's process used between two calls, if it is more than a tenth of a call. All times above
+    include it. Only on a CPU."""
 
     @property
     def error(self) -> float | None:

@@ -39,6 +39,9 @@ class Loopback(SealedProcess):
         self._hold(nobody, "", ours, control, page, 60.0)
         running.append(self)
 
+    def cpu_ns(self) -> int:
+        return 0  # A thread has no CPU time that a fork server could report.
+
 
 def reference(source: str, bounds: Bounds = PATIENT, **settings: Any) -> Reference:
     made = Reference(Loopback(), source, Settings.model_validate({"checks": 3, **settings}), "cpu", bounds)

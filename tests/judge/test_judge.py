@@ -105,6 +105,15 @@ def test_times_are_taken_by_the_judge_s_clock(rig: Rig) -> None:
     assert outcome.runtime.median_ms > max(18, outcome.baseline.median_ms)
 
 
+def test_work_between_the_calls_is_added_to_their_time(rig: Rig) -> None:
+    top = "import hashlib, threading\nDATA = bytes(1 << 16)\ndef work():\n    while True: hashlib.sha256(DATA)\n"
+    top += "threading.Thread(target=work, daemon=True).start()\n"
+    runtime = judge(rig, right("pass", top), TIMED).runtime
+    assert runtime is not None
+    assert runtime.between_ms is not None
+    assert runtime.median_ms > runtime.between_ms > 0
+
+
 def test_each_call_has_its_own_values(rig: Rig) -> None:
     """Inputs change from call to call, so an earlier call's answer is wrong. Timed calls are checked as well."""
     kernel = right("if hasattr(self, 'old'): return self.old\n        self.old = self.layer(x)")

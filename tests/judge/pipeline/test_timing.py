@@ -408,6 +408,20 @@ def test_a_kernel_that_is_slow_in_almost_half_of_its_calls_is_as_slow_as_their_m
     assert summarise(disturbed, 300_000, Timing(), series(), on_gpu=True).median_ms == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize(("between", "added"), [([0] * 17 + [4_000_000] * 4, False), ([150_000] * 21, True)])
+def test_work_between_the_calls_on_a_cpu_is_added_if_it_is_no_accident(between: list[int], added: bool) -> None:
+    def taken(spans: list[int], *, on_gpu: bool) -> Measurement:
+        late = Series("cpu_clock", calls=CALLS, overheads=[300_000] * 3, between=spans)
+        return summarise(late, 300_000, Timing(), series(), on_gpu=on_gpu)
+
+    assert taken(between, on_gpu=True) == taken([], on_gpu=True)
+    none, some = taken([], on_gpu=False), taken(between, on_gpu=False)
+    assert some.between_ms == (0.15 if added else None)
+    assert some.median_ms - none.median_ms == pytest.approx(0.15 * added)
+    assert some.high_ms is not None
+    assert some.high_ms > some.median_ms > (some.low_ms or 0)
+
+
 def test_the_reference_is_timed_in_turn_and_variants_are_called_and_verified() -> None:
     made = reference(DOUBLING, checks=1)
     made.answer_first(made.cache.first())

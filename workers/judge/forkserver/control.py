@@ -128,9 +128,10 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """CPU time in seconds of a process and all its descendants."""
+    """CPU time in seconds of a process and all its descendants, and the id of the process."""
 
     cpu_s: float
+    pid: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import socket
+import time
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
@@ -46,6 +47,8 @@ _REASONS: Final = {
 #: Maximum share of the host's memory for one process. It must be ended before Linux runs out of memory, because the
 #: fleet would be blamed for that.
 HOST_SHARE: Final = 0.5
+#: Bits that make a process's id the id of its CPU clock (`clock_getcpuclockid`).
+_CPU_CLOCK: Final = 2
 _SETTINGS: Final = {End.MEMORY: "host_memory_bytes", End.OUTPUT: "output_bytes", End.SCRATCH: "scratch_bytes"}
 
 
@@ -108,6 +111,7 @@ class SealedProcess:
         self._gpu_s: float | None = None
         self._compile_s = compile_s
         self._cpu_before_s = 0.0
+        self._clock: int | None = None
         self._notify(Compilers(compile_s))
 
     @classmethod
@@ -388,11 +392,25 @@ class SealedProcess:
         """
         self._notify(Count())
         match self._receive_message():
-            case Counted(seconds):
+            case Counted(seconds, pid):
                 self.cpu_s = seconds - self._cpu_before_s
+                self._clock = (~pid << 3) | _CPU_CLOCK
             case report:
                 self._conclude(report)
                 raise self.died()
+
+    def cpu_ns(self) -> int:
+        """Return the CPU time of the process's threads in nanoseconds, or 0 if the system does not report it.
+
+        No order must be pending at the first call, which is one of :meth:`count_cpu`.
+        """
+        if self._clock is None:
+            self.count_cpu()
+        assert self._clock is not None
+        try:
+            return time.clock_gettime_ns(self._clock)
+        except OSError:
+            return 0
 
     def _raised(self, reply: Reply) -> EvaluationEnded:
         """Return the outcome for an exception in the process, from its tag, CUDA's code and the phase."""

@@ -201,7 +201,7 @@ class Watch:
             data = b""
         match control.unpack(data, (Compilers, Enter, Turn, Count, Stop, Closed)) if data else Stop():
             case Count():
-                counted = Counted(process.cpu_seconds(self.children.orphans()))
+                counted = Counted(process.cpu_seconds(self.children.orphans()), process.pid)
                 with contextlib.suppress(OSError):  # the judge is gone
                     process.control.send(control.pack(counted))
             case Closed():

@@ -396,6 +396,8 @@ class CpuClock:
         """Prepare to time calls of any processes. On a GPU the judge's stream writes GO right after the inputs."""
         self._flusher = flusher
         self._on_gpu = on_gpu
+        #: CPU time of each process in nanoseconds at the end of its last call.
+        self._rested: dict[SealedProcess, int] = {}
 
     def time(self, calls: Sequence[TimedCall]) -> None:
         """Time calls, one after the other. See :meth:`GpuClock.time`."""
@@ -413,6 +415,8 @@ class CpuClock:
 
     def _time(self, call: TimedCall, process: SealedProcess) -> Sample:
         page, exchange = process.flags, call.exchange
+        worked = process.cpu_ns()
+        between = worked - self._rested.get(process, worked)
         number = process.send(Order.TIME_OVERHEAD if call.kind is Call.OVERHEAD else Order.TIME)
         self._wait(process, flags.READY, number)
         begin = time.perf_counter_ns()
@@ -429,6 +433,7 @@ class CpuClock:
             ready = time.perf_counter_ns()
             process.semaphores.write(torch.cuda.current_stream().cuda_stream, flags.GO, number)
         self._wait(process, flags.DONE, number)
+        self._rested[process] = process.cpu_ns()
         call.views = exchange.outputs(process.receive(number))
         copy_out(call.views, call.into)
         exchange.settle()
@@ -437,7 +442,7 @@ class CpuClock:
             raise EvaluationEnded(
                 Category.SANDBOX_VIOLATION, "the candidate answered a timed call before its end", Phase.TIME
             )
-        return Sample(end - begin, ready - begin, _own_ns(page, number, 0))
+        return Sample(end - begin, ready - begin, _own_ns(page, number, 0), between)
 
     def _wait(self, process: SealedProcess, flag: int, number: int) -> None:
         """Wait until the flag shows the call's number, or the process sends a reply."""
