@@ -89,9 +89,12 @@ import torch
 from torch.utils.cpp_extension import load_inline
 
 source = {source!r}
-headers = ["include", "tools/util/include"] if "cutlass/" in source or "cute/" in source else []
-if headers and (found := find_spec("cutlass_library")) is None:
-    raise ModuleNotFoundError("its headers are CUTLASS's: pip install nvidia-cutlass==4.2.0.0")
+headers = []
+if "cutlass/" in source or "cute/" in source:
+    if (found := find_spec("cutlass_library")) is None:
+        raise ModuleNotFoundError("its headers are CUTLASS's: pip install nvidia-cutlass==4.2.0.0")
+    folder = found.submodule_search_locations[0] + "/source/"
+    headers = ["-isystem", folder + "include", "-isystem", folder + "tools/util/include"]
 library = load_inline(
     "cuda_l2",
     "void {function}(torch::Tensor a, torch::Tensor b, torch::Tensor b_col_major, torch::Tensor c);",
@@ -100,9 +103,8 @@ library = load_inline(
     extra_cuda_cflags=[
         "-O3", "-arch=sm_90a", "--expt-relaxed-constexpr", "--expt-extended-lambda", "--use_fast_math",
         "-U__CUDA_NO_HALF_OPERATORS__", "-U__CUDA_NO_HALF_CONVERSIONS__", "-U__CUDA_NO_HALF2_OPERATORS__",
-        "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+        "-U__CUDA_NO_BFLOAT16_CONVERSIONS__", *headers,
     ],
-    extra_include_paths=[found.submodule_search_locations[0] + "/source/" + folder for folder in headers],
 )
 
 
