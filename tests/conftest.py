@@ -129,10 +129,10 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 
 @pytest.fixture
 def database_url(server: Server) -> Iterator[str]:
-    """Create a fresh database at the newest schema."""
-    url = server.clone()
+    """Return a database without rows at the newest schema."""
+    url = server.take()
     yield url
-    server.drop(url)
+    server.give_back(url)
 
 
 @pytest.fixture

@@ -8,10 +8,12 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
+import psycopg
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
@@ -22,6 +24,24 @@ from kqueue.store import schema
 
 #: The database of a cluster of :func:`with_schema`. Nothing connects to it.
 _TEMPLATE: Final = "kqueue"
+#: Catalogs in which a change of a schema, of rights or of statistics leaves rows.
+_CATALOGS: Final = (
+    "pg_attribute", "pg_class", "pg_constraint", "pg_db_role_setting", "pg_namespace", "pg_policy", "pg_proc",
+    "pg_statistic", "pg_trigger",
+)  # fmt: skip
+#: Query for all of a database that must be as in a clone, besides rows.
+_STATE: Final = (
+    f"SELECT ({', '.join(f'(SELECT (count(*), max(xmin::text::int8)) FROM {name})' for name in _CATALOGS)},"
+    " (SELECT (datdba, datacl, datallowconn, datconnlimit) FROM pg_database WHERE datname = current_database()),"
+    " (SELECT max(reltuples) FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'),"
+    " (SELECT array_agg(version_num) FROM alembic_version))::text"
+)
+#: Query for a statement that empties each table. Postgres plans with ten pages for a table of fewer.
+_EMPTYING: Final = (
+    "SELECT format(CASE WHEN pg_relation_size(oid) < 10 * 8192 THEN 'DELETE FROM %s' ELSE 'TRUNCATE %s CASCADE' END,"
+    " oid::regclass) FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'"
+    " AND relname <> 'alembic_version' AND pg_relation_size(oid) > 0"
+)
 _ATTRIBUTE: Final = "starts_services"
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -88,11 +108,26 @@ def database(url: str, name: str) -> str:
     return make_url(url).set(database=name).render_as_string(hide_password=False)
 
 
+def _connection(url: str) -> psycopg.Connection:
+    """Connect to a database."""
+    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    return psycopg.connect(plain, autocommit=True)
+
+
+def _state(connection: psycopg.Connection) -> str:
+    """Return all of a database that must be as in a clone, besides rows."""
+    (state,) = connection.execute(_STATE).fetchone() or ("",)
+    return state
+
+
 class Server:
     """The run's Postgres server, on a cluster of :func:`with_schema`, from which databases are cloned."""
 
     def __init__(self, url: str) -> None:
         self._url = url
+        #: The state of each database that was taken, and the emptied ones with their states.
+        self._states: dict[str, str] = {}
+        self._emptied: list[tuple[str, str]] = []
         self._admin = create_engine(database(url, "postgres"), isolation_level="AUTOCOMMIT", pool_size=1)
 
     def execute(self, statement: str) -> None:
@@ -111,6 +146,36 @@ class Server:
         self.execute(f'CREATE DATABASE "{name}" OWNER "{owner}" TEMPLATE "{template}" STRATEGY file_copy')
         return database(self._url, name)
 
+    def take(self) -> str:
+        """Return the URL of a database without rows: one that was given back, under a new name, or a clone."""
+        if self._emptied:
+            old, state = self._emptied.pop()
+            url = database(self._url, f"test_{uuid4().hex}")
+            # Under its new name, no process or cache of an earlier test reaches it.
+            self.execute(f'ALTER DATABASE "{old}" RENAME TO "{make_url(url).database}"')
+        else:
+            url = self.clone()
+            with _connection(url) as connection:
+                state = _state(connection)
+        self._states[url] = state
+        return url
+
+    def give_back(self, url: str) -> None:
+        """Remove the rows of a database from :meth:`take`, or the database if more has changed.
+
+        This takes a tenth of the time of a clone.
+        """
+        self.cut(url)
+        with suppress(psycopg.Error), _connection(url) as connection:
+            if _state(connection) == self._states.pop(url):
+                connection.execute("SET session_replication_role = replica")  # foreign keys and triggers are off
+                for (statement,) in connection.execute(_EMPTYING).fetchall():
+                    connection.execute(statement)
+                connection.execute("SELECT setval(oid::regclass, 1, false) FROM pg_class WHERE relkind = 'S'")
+                self._emptied.append((connection.info.dbname, _state(connection)))
+                return
+        self.drop(url)
+
     def drop(self, url: str) -> None:
         """Drop a database, even if it has connections."""
         self.execute(f'DROP DATABASE IF EXISTS "{make_url(url).database}" WITH (FORCE)')
@@ -118,6 +183,6 @@ class Server:
     def cut(self, url: str) -> None:
         """Break every connection to a database, like a restart of the server."""
         self.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
             f"WHERE datname = '{make_url(url).database}' AND pid <> pg_backend_pid()"
         )
