@@ -82,12 +82,11 @@ class _Evaluate(Task):
     pool: TaskPool | None = None
 
 
-def _make_app() -> Any:
-    lanes = Slot.from_environment().lanes if VARIABLE in os.environ else ("cpu", "gpu")
-    return broker.make_app(load(), lanes=lanes, patience_s=broker.CONSUMER_PATIENCE_S)
-
-
-app = _make_app()
+app: Any = broker.make_app(
+    load(),
+    lanes=Slot.from_environment().lanes if VARIABLE in os.environ else ("cpu", "gpu"),
+    patience_s=broker.CONSUMER_PATIENCE_S,
+)
 # Celery warns of root. But only a fleet that runs as root can run each candidate under another uid.
 warnings.filterwarnings("ignore", category=SecurityWarning)
 
@@ -147,7 +146,12 @@ def _execute(worker: _Worker, evaluation_id: UUID) -> dict[str, Any]:
 def _process(worker: _Worker, claim: Claim) -> dict[str, Any]:
     """Judge a claimed evaluation and record the outcome."""
     _log.debug("an attempt begins", lane=claim.lane, alone=claim.alone)
-    outcome, writer = _judge(worker, claim)
+    outcome, writer = _outcome_of(lambda: run_evaluation(claim, worker.slot, worker.judges, worker.engine))
+    evidence = outcome.evidence
+    if evidence.traceback is not None:
+        _log.error("the judge failed", traceback=evidence.traceback)
+    if claim.alone:
+        outcome = outcome.model_copy(update={"evidence": evidence.model_copy(update={"alone": True})})
     _child.finished += 1
     if outcome.category.blame is Blame.FLEET or _child.finished >= _MOST_STATIC:
         worker.judges.status_page.use()
@@ -238,17 +242,6 @@ def _claim(worker: _Worker, evaluation_id: UUID) -> Claim | None:
                 _log.warning("an evaluation waits for Postgres", reason=str(error))
             failed = True
             time.sleep(_RETRY_S)
-
-
-def _judge(worker: _Worker, claim: Claim) -> tuple[Outcome, Writer]:
-    """Return the outcome and its writer."""
-    outcome, writer = _outcome_of(lambda: run_evaluation(claim, worker.slot, worker.judges, worker.engine))
-    evidence = outcome.evidence
-    if evidence.traceback is not None:
-        _log.error("the judge failed", traceback=evidence.traceback)
-    if claim.alone:
-        outcome = outcome.model_copy(update={"evidence": evidence.model_copy(update={"alone": True})})
-    return outcome, writer
 
 
 def _outcome_of(judge: Callable[[], Outcome]) -> tuple[Outcome, Writer]:

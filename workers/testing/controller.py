@@ -320,7 +320,12 @@ class Controller:
         if ended is not None and ended["fault"]:
             return f"is left with a broken CUDA context: {ended['fault']}"
         if ended is None or job.status != ended["status"]:
-            return _end_in_words(job.status)
+            if job.status >= 0:
+                return f"ended with exit status {job.status}, which is not pytest's"
+            with contextlib.suppress(ValueError):
+                name = signal.Signals(-job.status).name
+                return f"was killed by {name} ({signal.strsignal(-job.status)})"
+            return f"was killed by signal {-job.status}"
         return ""
 
     def _blame(self, run: _Run, job: Running, why: str) -> None:
@@ -450,15 +455,6 @@ def _report(
     now = time.time()
     keywords: dict[str, Any] = dict.fromkeys(item.keywords, 1)
     return pytest.TestReport(item.nodeid, item.location, keywords, outcome, text, phase, start=now, stop=now)
-
-
-def _end_in_words(status: int) -> str:
-    if status >= 0:
-        return f"ended with exit status {status}, which is not pytest's"
-    with contextlib.suppress(ValueError):
-        name = signal.Signals(-status).name
-        return f"was killed by {name} ({signal.strsignal(-status)})"
-    return f"was killed by signal {-status}"
 
 
 def _and_said(why: str, job: Running) -> str:
