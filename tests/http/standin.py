@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
@@ -31,7 +31,7 @@ from kqueue.store.readable import READABLE
 from kqueue.web.now import Glances
 from tests.http.serving import admin_token
 from tests.samples import passed, request_fields
-from tests.waiting import until
+from tests.waiting import repeated, until
 
 
 class Served:
@@ -131,23 +131,14 @@ def report_arguments(name: str, places: Mapping[str, str]) -> dict[str, Any]:
     return {key: values[key] for key in names & values.keys()}
 
 
-@contextmanager
-def worker_that_passes_all(engine: Engine, worker_id: UUID) -> Generator[None]:
+def worker_that_passes_all(engine: Engine, worker_id: UUID) -> AbstractContextManager[None]:
     """Pass every queued evaluation, in the background."""
-    over = threading.Event()
     queued = text("SELECT id FROM evaluations WHERE state = 'queued' AND available_at <= now()")
 
-    def run() -> None:
-        while not over.wait(0.02):
-            with engine.connect() as connection:
-                ids = connection.scalars(queued).all()
-            for identity in ids:
-                end(engine, worker_id, identity)
+    def work() -> None:
+        with engine.connect() as connection:
+            ids = connection.scalars(queued).all()
+        for identity in ids:
+            end(engine, worker_id, identity)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    return repeated(work)
