@@ -178,8 +178,10 @@ def _count(worker: _Worker, outcome: Outcome) -> None:
     A request can choose its failure, so this alone is no evidence against the worker. Without a feature that has such
     an evaluation, the worker goes on.
     """
-    failures = worker.judges.status_page.failures
-    failures[0] = failures[0] + 1 if _can_be_the_workers(outcome) else 0
+    failures, facts = worker.judges.status_page.failures, outcome.facts
+    # Clocks, missing tools and other versions are no fault of this worker.
+    other = outcome.category is Category.TIMING_UNSTABLE or facts.missing or facts.exception == SchemaMismatch.__name__
+    failures[0] = failures[0] + 1 if outcome.blame is Blame.FLEET and not other else 0
     if failures[0] < delivery.MOST_FAILURES or not (duties := attached("duty")):
         return
     request = duties[0].honest(worker.slot.lanes[0])
@@ -190,13 +192,6 @@ def _count(worker: _Worker, outcome: Outcome) -> None:
     elif os.getppid() == worker.pid:
         _log.error("many failures, and the fleet's own evaluation failed too: this worker ends", reason=probed.message)
         os.kill(worker.pid, signal.SIGTERM)
-
-
-def _can_be_the_workers(outcome: Outcome) -> bool:
-    """Return whether clocks, missing tools and other versions are ruled out as the cause of a failure."""
-    facts = outcome.facts
-    other = outcome.category is Category.TIMING_UNSTABLE or facts.missing or facts.exception == SchemaMismatch.__name__
-    return outcome.blame is Blame.FLEET and not other
 
 
 if VARIABLE in os.environ:

@@ -132,7 +132,8 @@ class Controller:
                     while waiting and self._host.has_room():
                         check()
                         run, sanitized = waiting.popleft()
-                        job = self._start(run, sanitized=sanitized)
+                        run.at, run.finished, run.lost, run.renewed, run.ended = None, 0, "", False, None
+                        job = self._host.start(run.whole if sanitized else run.group, sanitized=sanitized)
                         running[job] = run
                         for source in job.sources:
                             selector.register(source, selectors.EVENT_READ)
@@ -157,10 +158,6 @@ class Controller:
                         self._stop_if_told()
             finally:
                 self._end(running)
-
-    def _start(self, run: _Run, *, sanitized: bool) -> Running:
-        run.at, run.finished, run.lost, run.renewed, run.ended = None, 0, "", False, None
-        return self._host.start(run.whole if sanitized else run.group, sanitized=sanitized)
 
     def _end(self, jobs: Iterable[Running]) -> None:
         """End jobs that still run, with all that they started."""
