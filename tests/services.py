@@ -8,7 +8,6 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -17,6 +16,7 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
 
 from kqueue.errors import LocalFleetError
 from kqueue.local.servers import Postgres, Valkey
@@ -125,9 +125,9 @@ class Server:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        #: The state of each database that was taken, and the emptied ones with their states.
+        #: The states of databases from :meth:`take`, and those that were given back, by URL.
         self._states: dict[str, str] = {}
-        self._emptied: list[tuple[str, str]] = []
+        self._emptied: list[str] = []
         self._admin = create_engine(database(url, "postgres"), isolation_level="AUTOCOMMIT", pool_size=1)
 
     def execute(self, statement: str) -> None:
@@ -147,17 +147,12 @@ class Server:
         return database(self._url, name)
 
     def take(self) -> str:
-        """Return the URL of a database without rows: one that was given back, under a new name, or a clone."""
+        """Return the URL of a database without rows: one that was given back, or a clone."""
         if self._emptied:
-            old, state = self._emptied.pop()
-            url = database(self._url, f"test_{uuid4().hex}")
-            # Under its new name, no process or cache of an earlier test reaches it.
-            self.execute(f'ALTER DATABASE "{old}" RENAME TO "{make_url(url).database}"')
-        else:
-            url = self.clone()
-            with _connection(url) as connection:
-                state = _state(connection)
-        self._states[url] = state
+            return self._emptied.pop()
+        url = self.clone()
+        with _connection(url) as connection:
+            self._states[url] = _state(connection)
         return url
 
     def give_back(self, url: str) -> None:
@@ -166,15 +161,22 @@ class Server:
         This takes a tenth of the time of a clone.
         """
         self.cut(url)
-        with suppress(psycopg.Error), _connection(url) as connection:
-            if _state(connection) == self._states.pop(url):
-                connection.execute("SET session_replication_role = replica")  # foreign keys and triggers are off
-                for (statement,) in connection.execute(_EMPTYING).fetchall():
-                    connection.execute(statement)
-                connection.execute("SELECT setval(oid::regclass, 1, false) FROM pg_class WHERE relkind = 'S'")
-                self._emptied.append((connection.info.dbname, _state(connection)))
-                return
-        self.drop(url)
+        state, emptied = self._states.pop(url), database(self._url, f"test_{uuid4().hex}")
+        try:
+            # Under its new name, no process or cache of an earlier test reaches it.
+            self.execute(f'ALTER DATABASE "{make_url(url).database}" RENAME TO "{make_url(emptied).database}"')
+            with _connection(emptied) as connection:
+                if _state(connection) == state:
+                    connection.execute("SET session_replication_role = replica")  # no foreign keys and triggers
+                    for (statement,) in connection.execute(_EMPTYING).fetchall():
+                        connection.execute(statement)
+                    connection.execute("SELECT setval(oid::regclass, 1, false) FROM pg_class WHERE relkind = 'S'")
+                    self._states[emptied] = _state(connection)
+                    self._emptied.append(emptied)
+                    return
+        except (psycopg.Error, DBAPIError):
+            self.drop(url)  # something of the test still uses it, or has destroyed it
+        self.drop(emptied)
 
     def drop(self, url: str) -> None:
         """Drop a database, even if it has connections."""
