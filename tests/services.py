@@ -29,6 +29,8 @@ _CATALOGS: Final = (
     "pg_attribute", "pg_class", "pg_constraint", "pg_db_role_setting", "pg_namespace", "pg_policy", "pg_proc",
     "pg_statistic", "pg_trigger",
 )  # fmt: skip
+#: Size of the tables up to which Postgres plans alike.
+_TEN_PAGES: Final = 10 * 8192
 #: Query for all of a database that must be as in a clone, besides rows.
 _STATE: Final = (
     f"SELECT ({', '.join(f'(SELECT (count(*), max(xmin::text::int8)) FROM {name})' for name in _CATALOGS)},"
@@ -36,9 +38,9 @@ _STATE: Final = (
     " (SELECT max(reltuples) FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'),"
     " (SELECT array_agg(version_num) FROM alembic_version))::text"
 )
-#: Query for a statement that empties each table. Postgres plans with ten pages for a table of fewer.
+#: Query for a statement that empties each table, with TRUNCATE from a size on.
 _EMPTYING: Final = (
-    "SELECT format(CASE WHEN pg_relation_size(oid) < 10 * 8192 THEN 'DELETE FROM %s' ELSE 'TRUNCATE %s CASCADE' END,"
+    "SELECT format(CASE WHEN pg_relation_size(oid) < %s THEN 'DELETE FROM %%s' ELSE 'TRUNCATE %%s CASCADE' END,"
     " oid::regclass) FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'"
     " AND relname <> 'alembic_version' AND pg_relation_size(oid) > 0"
 )
@@ -108,10 +110,19 @@ def database(url: str, name: str) -> str:
     return make_url(url).set(database=name).render_as_string(hide_password=False)
 
 
-def _connection(url: str) -> psycopg.Connection:
+def connected(url: str) -> psycopg.Connection:
     """Connect to a database."""
     plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
     return psycopg.connect(plain, autocommit=True)
+
+
+def empty(connection: psycopg.Connection, largest_bytes: int) -> None:
+    """Remove all rows. Larger tables are truncated, which could deadlock with other sessions' statements."""
+    connection.execute("SET session_replication_role = replica")  # without foreign keys and triggers
+    with connection.transaction():
+        for (statement,) in connection.execute(_EMPTYING, [largest_bytes]).fetchall():
+            connection.execute(statement)
+    connection.execute("SELECT setval(oid::regclass, 1, false) FROM pg_class WHERE relkind = 'S'")
 
 
 def _state(connection: psycopg.Connection) -> str:
@@ -151,7 +162,7 @@ class Server:
         if self._emptied:
             return self._emptied.pop()
         url = self.clone()
-        with _connection(url) as connection:
+        with connected(url) as connection:
             self._states[url] = _state(connection)
         return url
 
@@ -165,12 +176,9 @@ class Server:
         try:
             # Under its new name, no process or cache of an earlier test reaches it.
             self.execute(f'ALTER DATABASE "{make_url(url).database}" RENAME TO "{make_url(emptied).database}"')
-            with _connection(emptied) as connection:
+            with connected(emptied) as connection:
                 if _state(connection) == state:
-                    connection.execute("SET session_replication_role = replica")  # no foreign keys and triggers
-                    for (statement,) in connection.execute(_EMPTYING).fetchall():
-                        connection.execute(statement)
-                    connection.execute("SELECT setval(oid::regclass, 1, false) FROM pg_class WHERE relkind = 'S'")
+                    empty(connection, _TEN_PAGES)
                     self._states[emptied] = _state(connection)
                     self._emptied.append(emptied)
                     return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -25,12 +26,11 @@ from kqueue.http.devices import Fleet
 from kqueue.http.server import Server, listen, listen_at
 from kqueue.store import engine as database
 from kqueue.store import evaluations
-from kqueue.store.engine import connect
-from kqueue.store.models import Base
 from kqueue.store.readable import READABLE
 from kqueue.web.now import Glances
 from tests.http.serving import admin_token
 from tests.samples import passed, request_fields
+from tests.services import connected, empty
 from tests.waiting import repeated, until
 
 
@@ -81,13 +81,8 @@ class Served:
     def emptied(self) -> str:
         """Remove all rows, and the server's caches of them. Return the database's URL."""
         url = self.config.require_database()
-        engine = connect(url, application="tests", pool_size=1)
-        with engine.begin() as connection:
-            # Foreign keys and triggers are off. A TRUNCATE and a statement of the server could deadlock.
-            connection.execute(text("SET LOCAL session_replication_role = replica"))
-            for table in Base.metadata.sorted_tables:
-                connection.execute(table.delete())
-        engine.dispose()
+        with connected(url) as connection:
+            empty(connection, sys.maxsize)
         self._admin = ""
         self.app.state.fleet = Fleet(self.app.state.gateway)
         self.app.state.glances = Glances()
