@@ -162,9 +162,7 @@ def _latest_kernels(asked: str, limit: int) -> Select[*tuple[Any, ...]]:
 
 def _conditions(where: Where) -> list[TextClause | ColumnElement[bool]]:
     key, _, column = _TEXTS[where]
-    # The colon is escaped because SQLAlchemy would read it as the start of a parameter.
-    has_words = text(words(column).replace(":", r"\:") + " @@ to_tsquery('simple', :wanted)")
-    return [*([_HAS_LOG] if where is Where.LOGS else []), has_words, *_own(key.class_)]
+    return [*([_HAS_LOG] if where is Where.LOGS else []), _fits(column), *_own(key.class_)]
 
 
 def _own(kind: type[Problem | Kernel | Verdict]) -> list[ColumnElement[bool]]:
@@ -180,6 +178,12 @@ def _keys(engine: Engine, query: Select[*tuple[Any, ...]], wanted: str = "") -> 
         # Postgres estimates the frequency of words so badly that it would otherwise read every source.
         connection.execute(text("SET LOCAL enable_seqscan = off"))
         return {(row[0], row[1]) for row in connection.execute(query, {"wanted": wanted} if wanted else {})}
+
+
+def _fits(of: str) -> TextClause:
+    # The colon is escaped because SQLAlchemy would read it as the start of a parameter.
+    has = words(of).replace(":", r"\:")
+    return text(f"{has} @@ to_tsquery('simple', :wanted)")
 
 
 def _shown(where: Where, keys: list[Any]) -> Select[*tuple[Any, ...]]:
