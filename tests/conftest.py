@@ -90,6 +90,12 @@ def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("KQUEUE_HTTP_PORT", "0")
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """Return the event loop of coroutine tests."""
+    return "asyncio"
+
+
 @pytest.fixture(scope="session")
 @starts_services
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:

@@ -110,9 +110,9 @@ def database(url: str, name: str) -> str:
     return make_url(url).set(database=name).render_as_string(hide_password=False)
 
 
-def connected(url: str) -> psycopg.Connection:
-    """Connect to a database."""
-    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+def connected(url: str, **login: str) -> psycopg.Connection:
+    """Connect to a database without SQLAlchemy, for single statements, with the login of the URL or another one."""
+    plain = make_url(url).set(drivername="postgresql", **login).render_as_string(hide_password=False)
     return psycopg.connect(plain, autocommit=True)
 
 

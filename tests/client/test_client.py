@@ -355,11 +355,6 @@ class TestEvaluate:
         assert answers[6] == answers[7]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.anyio
 class TestAsync:
     @pytest.fixture

@@ -12,13 +12,13 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 from sqlalchemy import Engine, text
-from sqlalchemy.engine import make_url
 
 from kqueue.config import Config
 from kqueue.receipts import create_key
 from kqueue.store import evaluations, gpus, roles, searches, tokens, workers
 from kqueue.store.readable import READABLE
 from tests.http.standin import Served, report_arguments
+from tests.services import connected
 from tests.store.steps import change
 from tests.waiting import repeated
 
@@ -223,8 +223,7 @@ def test_whoever_takes_the_server_over_gets_no_further(served: Served, login: st
         "SELECT rolpassword FROM pg_authid",
         "COPY kernels TO PROGRAM 'cat'",
     ]
-    url = make_url(login).set(drivername="postgresql").render_as_string(False)
-    with psycopg.connect(url, autocommit=True) as connection:
+    with connected(login) as connection:
         for statement in refused:
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(statement)  # pyright: ignore[reportArgumentType]

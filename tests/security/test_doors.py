@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy.engine import make_url
 
 from kqueue import Client
 from kqueue.local.servers import Postgres, Valkey
 from kqueue.store import roles
 from tests.fleet.told import Fleet, Services
-from tests.services import starts_services, with_schema
+from tests.services import connected, starts_services, with_schema
 from tests.waiting import repeated, until
 
 USAGE = "SELECT pg_notification_queue_usage()"
@@ -47,16 +46,8 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 @pytest.fixture
 def connect(services: Services) -> Iterator[Callable[[], psycopg.Connection[Any]]]:
     """Return a function that opens a connection of the producer's login."""
-    url = make_url(services.postgres.url).set(username="bob", drivername="postgresql").render_as_string(False)
-    opened: list[psycopg.Connection[Any]] = []
-
-    def one() -> psycopg.Connection[Any]:
-        opened.append(psycopg.connect(url, autocommit=True))
-        return opened[-1]
-
-    yield one
-    for connection in opened:
-        connection.close()
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(connected(services.postgres.url, username="bob")))
 
 
 @pytest.mark.parametrize("kind", [pytest.param("in a transaction", marks=pytest.mark.nightly), "deaf"])
