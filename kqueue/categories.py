@@ -99,8 +99,20 @@ class CategoryInfo:
         return self.blame is Blame.FLEET
 
 
+#: Failures of a kernel's outputs that a repetition gives again.
+OF_OUTPUTS: Final = frozenset(
+    {
+        Category.WRONG_OUTPUT_STRUCTURE,
+        Category.WRONG_SHAPE,
+        Category.WRONG_DTYPE,
+        Category.WRONG_DEVICE,
+        Category.NOT_FINITE,
+        Category.WRONG_VALUES,
+        Category.INPUT_MUTATED,
+    }
+)
 #: Categories that a repetition gives again. Excluded are outcomes of chance: time, memory, races, a process's death.
-_REUSABLE: Final = frozenset(
+_REUSABLE: Final = OF_OUTPUTS | frozenset(
     {
         Category.PASSED,
         Category.SYNTAX_ERROR,
@@ -111,13 +123,6 @@ _REUSABLE: Final = frozenset(
         Category.INIT_ERROR,
         Category.RUNTIME_ERROR,
         Category.LAUNCH_RESOURCES_EXCEEDED,
-        Category.WRONG_OUTPUT_STRUCTURE,
-        Category.WRONG_SHAPE,
-        Category.WRONG_DTYPE,
-        Category.WRONG_DEVICE,
-        Category.NOT_FINITE,
-        Category.WRONG_VALUES,
-        Category.INPUT_MUTATED,
     }
 )
 

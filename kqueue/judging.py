@@ -365,14 +365,12 @@ class _Child:
         assert self._process.stdout
         line = self._process.stdout.readline()
         if not line.endswith(b"\n"):
-            raise JudgeUnavailable(f"the local judge ended unexpectedly: {self._last_messages()}")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_S)
+            self._messages.seek(max(0, os.fstat(self._messages.fileno()).st_size - _MESSAGE_BYTES))
+            last = self._messages.read().decode(errors="replace").strip() or f"exit status {self._process.returncode}"
+            raise JudgeUnavailable(f"the local judge ended unexpectedly: {last}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise JudgeUnavailable(answer["error"])
         return answer
-
-    def _last_messages(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_STOP_S)
-        self._messages.seek(max(0, os.fstat(self._messages.fileno()).st_size - _MESSAGE_BYTES))
-        return self._messages.read().decode(errors="replace").strip() or f"exit status {self._process.returncode}"

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kqueue import backends
-from kqueue.categories import Blame, Category
+from kqueue.categories import OF_OUTPUTS, Blame, Category
 from kqueue.contract import Comparison, Deadlines, Precision, Request, Settings, Timing, Verdict, parse_request
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import Measurement, json_number
@@ -45,19 +45,7 @@ _PRECISIONS: Final = {
     "bfloat16": Precision.BF16,
 }
 #: Failures of the outputs, which KernelBench calls correctness issues.
-_ABOUT_OUTPUTS: Final = frozenset(
-    {
-        Category.WRONG_OUTPUT_STRUCTURE,
-        Category.WRONG_SHAPE,
-        Category.WRONG_DTYPE,
-        Category.WRONG_DEVICE,
-        Category.NOT_FINITE,
-        Category.WRONG_VALUES,
-        Category.INPUT_MUTATED,
-        Category.NONDETERMINISTIC,
-        Category.REWARD_HACK,
-    }
-)
+_ABOUT_OUTPUTS: Final = OF_OUTPUTS | {Category.NONDETERMINISTIC, Category.REWARD_HACK}
 
 
 def request_of(problem: str, kernel: str, **arguments: Any) -> Request:

@@ -76,19 +76,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{UNLOCKED}: with --kqueue, a fleet on this host can time during this test")
     if not config.getoption("--kqueue") or config.option.collectonly:
         return
-    _check(config)
-    from kqueue import program
-    from kqueue.errors import KqueueError
-
-    try:
-        program.load("workers", program.folder("workers"))
-        Controller = import_module("workers.testing.controller").Controller  # noqa: N806
-        config.pluginmanager.register(Controller(config, _SEARCHED), "kqueue-controller")
-    except (ImportError, KqueueError) as error:
-        raise pytest.UsageError(f"--kqueue: {error}") from None
-
-
-def _check(config: pytest.Config) -> None:
     for option, flag in _ONE_PROCESS.items():
         if config.getoption(option, False):
             raise pytest.UsageError(f"{flag} needs the tests in pytest's own process: leave out --kqueue")
@@ -106,6 +93,15 @@ def _check(config: pytest.Config) -> None:
         raise pytest.UsageError("--kqueue-url and --kqueue-lane select a fleet for the tests: add --kqueue-fleet")
     if sys.platform != "linux":
         raise pytest.UsageError("--kqueue needs Linux")
+    from kqueue import program
+    from kqueue.errors import KqueueError
+
+    try:
+        program.load("workers", program.folder("workers"))
+        Controller = import_module("workers.testing.controller").Controller  # noqa: N806
+        config.pluginmanager.register(Controller(config, _SEARCHED), "kqueue-controller")
+    except (ImportError, KqueueError) as error:
+        raise pytest.UsageError(f"--kqueue: {error}") from None
 
 
 def _slots(text: str) -> int:

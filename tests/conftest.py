@@ -90,6 +90,12 @@ def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("KQUEUE_HTTP_PORT", "0")
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """Return the event loop of coroutine tests."""
+    return "asyncio"
+
+
 @pytest.fixture(scope="session")
 @starts_services
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -129,10 +135,10 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 
 @pytest.fixture
 def database_url(server: Server) -> Iterator[str]:
-    """Create a fresh database at the newest schema."""
-    url = server.clone()
+    """Return a database without rows at the newest schema."""
+    url = server.take()
     yield url
-    server.drop(url)
+    server.give_back(url)
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
-"""Functions that wait for conditions and inspect processes."""
+"""Functions that wait for conditions, work in the background, and inspect processes."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,24 @@ def until(look: Callable[[], Any], timeout_s: float = 60.0, what: str = "it") ->
         # Many looks query a database or a server, which takes a core from what is waited for.
         time.sleep(min(0.02 + waited / 20, 0.15))
     return seen
+
+
+@contextmanager
+def repeated(work: Callable[[], object], every_s: float = 0.02) -> Generator[None]:
+    """Call a function again and again in a thread until the block ends."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(every_s):
+            work()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def proc(pid: int, file: str) -> str:

@@ -82,12 +82,11 @@ class _Evaluate(Task):
     pool: TaskPool | None = None
 
 
-def _make_app() -> Any:
-    lanes = Slot.from_environment().lanes if VARIABLE in os.environ else ("cpu", "gpu")
-    return broker.make_app(load(), lanes=lanes, patience_s=broker.CONSUMER_PATIENCE_S)
-
-
-app = _make_app()
+app: Any = broker.make_app(
+    load(),
+    lanes=Slot.from_environment().lanes if VARIABLE in os.environ else ("cpu", "gpu"),
+    patience_s=broker.CONSUMER_PATIENCE_S,
+)
 # Celery warns of root. But only a fleet that runs as root can run each candidate under another uid.
 warnings.filterwarnings("ignore", category=SecurityWarning)
 
@@ -147,7 +146,12 @@ def _execute(worker: _Worker, evaluation_id: UUID) -> dict[str, Any]:
 def _process(worker: _Worker, claim: Claim) -> dict[str, Any]:
     """Judge a claimed evaluation and record the outcome."""
     _log.debug("an attempt begins", lane=claim.lane, alone=claim.alone)
-    outcome, writer = _judge(worker, claim)
+    outcome, writer = _outcome_of(lambda: run_evaluation(claim, worker.slot, worker.judges, worker.engine))
+    evidence = outcome.evidence
+    if evidence.traceback is not None:
+        _log.error("the judge failed", traceback=evidence.traceback)
+    if claim.alone:
+        outcome = outcome.model_copy(update={"evidence": evidence.model_copy(update={"alone": True})})
     _child.finished += 1
     if outcome.category.blame is Blame.FLEET or _child.finished >= _MOST_STATIC:
         worker.judges.status_page.use()
@@ -174,8 +178,10 @@ def _count(worker: _Worker, outcome: Outcome) -> None:
     A request can choose its failure, so this alone is no evidence against the worker. Without a feature that has such
     an evaluation, the worker goes on.
     """
-    failures = worker.judges.status_page.failures
-    failures[0] = failures[0] + 1 if _can_be_the_workers(outcome) else 0
+    failures, facts = worker.judges.status_page.failures, outcome.facts
+    # Clocks, missing tools and other versions are no fault of this worker.
+    other = outcome.category is Category.TIMING_UNSTABLE or facts.missing or facts.exception == SchemaMismatch.__name__
+    failures[0] = failures[0] + 1 if outcome.blame is Blame.FLEET and not other else 0
     if failures[0] < delivery.MOST_FAILURES or not (duties := attached("duty")):
         return
     request = duties[0].honest(worker.slot.lanes[0])
@@ -186,13 +192,6 @@ def _count(worker: _Worker, outcome: Outcome) -> None:
     elif os.getppid() == worker.pid:
         _log.error("many failures, and the fleet's own evaluation failed too: this worker ends", reason=probed.message)
         os.kill(worker.pid, signal.SIGTERM)
-
-
-def _can_be_the_workers(outcome: Outcome) -> bool:
-    """Return whether clocks, missing tools and other versions are ruled out as the cause of a failure."""
-    facts = outcome.facts
-    other = outcome.category is Category.TIMING_UNSTABLE or facts.missing or facts.exception == SchemaMismatch.__name__
-    return outcome.blame is Blame.FLEET and not other
 
 
 if VARIABLE in os.environ:
@@ -238,17 +237,6 @@ def _claim(worker: _Worker, evaluation_id: UUID) -> Claim | None:
                 _log.warning("an evaluation waits for Postgres", reason=str(error))
             failed = True
             time.sleep(_RETRY_S)
-
-
-def _judge(worker: _Worker, claim: Claim) -> tuple[Outcome, Writer]:
-    """Return the outcome and its writer."""
-    outcome, writer = _outcome_of(lambda: run_evaluation(claim, worker.slot, worker.judges, worker.engine))
-    evidence = outcome.evidence
-    if evidence.traceback is not None:
-        _log.error("the judge failed", traceback=evidence.traceback)
-    if claim.alone:
-        outcome = outcome.model_copy(update={"evidence": evidence.model_copy(update={"alone": True})})
-    return outcome, writer
 
 
 def _outcome_of(judge: Callable[[], Outcome]) -> tuple[Outcome, Writer]:

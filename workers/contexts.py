@@ -52,17 +52,6 @@ def rate(gpus: Sequence[str], seconds: float = 2.0) -> float:
             process.communicate()
 
 
-def _open() -> None:
-    context, pointer, device = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_int()
-    gpu_memory.driver("cuInit", 0)
-    gpu_memory.driver("cuDeviceGet", ctypes.byref(device), 0)
-    gpu_memory.driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-    gpu_memory.driver("cuCtxSetCurrent", context)
-    gpu_memory.driver("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(_FILLED_BYTES))
-    gpu_memory.driver("cuMemsetD8_v2", pointer, ctypes.c_ubyte(1), ctypes.c_size_t(_FILLED_BYTES))
-    gpu_memory.driver("cuCtxSynchronize")
-
-
 def main() -> None:
     """Make contexts for some seconds, one after the other, and print how many a second."""
     made, begun, dies_with_parent = 0, time.monotonic(), linux.die_with(os.getpid())
@@ -70,7 +59,14 @@ def main() -> None:
         if (pid := os.fork()) == 0:
             try:
                 dies_with_parent()
-                _open()
+                context, pointer, device = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_int()
+                gpu_memory.driver("cuInit", 0)
+                gpu_memory.driver("cuDeviceGet", ctypes.byref(device), 0)
+                gpu_memory.driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+                gpu_memory.driver("cuCtxSetCurrent", context)
+                gpu_memory.driver("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(_FILLED_BYTES))
+                gpu_memory.driver("cuMemsetD8_v2", pointer, ctypes.c_ubyte(1), ctypes.c_size_t(_FILLED_BYTES))
+                gpu_memory.driver("cuCtxSynchronize")
             except (gpu_memory.CudaCallError, OSError) as error:
                 sys.stderr.write(f"{error}\n")
                 linux.leave(1)

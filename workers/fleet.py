@@ -300,7 +300,10 @@ class Supervisor:
             message = f"the worker {worker.slot.name} {how}"
             self._books.lose(worker.slot.worker_id, message, handed_back=worker.killed_at > 0)
         worker.close()
-        spared = self._spared()
+        # A sweep must not kill children in use. Killed ones that do not die are left.
+        spared = {worker.process.pid for worker in self._workers if worker.process is not None}
+        spared |= self._scratch.pids() | self._monitor.pids() | self._exporter.pids()
+        spared = spared.union(*(worker.survivors for worker in self._workers))
         if not linux.sweep(spared):
             worker.survivors, worker.survived_at = {*linux.children(os.getpid())} - spared, time.monotonic()
 
@@ -313,12 +316,6 @@ class Supervisor:
                 worker.kill()
         if not any(worker.process is not None for worker in mine):
             self._monitor.ended(uuid, self._books.attempt)
-
-    def _spared(self) -> set[int]:
-        """Return the children that a sweep must not kill: children in use, and killed ones that do not die."""
-        in_use = {worker.process.pid for worker in self._workers if worker.process is not None}
-        in_use |= self._scratch.pids() | self._monitor.pids() | self._exporter.pids()
-        return in_use.union(*(worker.survivors for worker in self._workers))
 
     def _check_survivors(self, worker: WorkerProcess, now: float) -> None:
         """Close a slot while a process that was killed in it exists, because it can hold the GPU and has the uid."""

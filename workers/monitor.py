@@ -288,7 +288,12 @@ class Monitor:
                 continue
             self._heard_at = time.monotonic()
             for uuid, number in report["xids"]:
-                self._on_xid(uuid, number)
+                of_application = number in facts.OF_APPLICATIONS
+                (_log.info if of_application else _log.error)("the driver reports an error", gpu=uuid, xid=number)
+                at = datetime.now(UTC).isoformat(timespec="seconds")
+                self._xids[uuid] = [*self._xids.get(uuid, []), {"xid": number, "at": at}][-_KEPT_XIDS:]
+                if not of_application:
+                    self._suspicions[uuid] = f"the driver reported Xid {number}"
             for uuid, known in report["gpus"].items():
                 if reason := facts.breakage(self._facts.get(uuid, known if "error" not in known else {}), known):
                     self._suspicions[uuid] = reason
@@ -296,14 +301,6 @@ class Monitor:
                 if (unaccounted := known.get("unaccounted_bytes")) is not None:
                     self._least[uuid] = min(unaccounted, self._least.get(uuid, unaccounted))
             self._unwritten = True
-
-    def _on_xid(self, uuid: str, number: int) -> None:
-        of_application = number in facts.OF_APPLICATIONS
-        (_log.info if of_application else _log.error)("the driver reports an error", gpu=uuid, xid=number)
-        at = datetime.now(UTC).isoformat(timespec="seconds")
-        self._xids[uuid] = [*self._xids.get(uuid, []), {"xid": number, "at": at}][-_KEPT_XIDS:]
-        if not of_application:
-            self._suspicions[uuid] = f"the driver reported Xid {number}"
 
     # Tests -------------------------------------------------------------------------------------------
 

@@ -75,7 +75,13 @@ class _Group(typer.core.TyperGroup):
             found = {cmd_name: f"kqueue.cli.{place}"} if place else self._places
             # An unknown name loads all commands, because the error suggests similar names.
             for name in [cmd_name] if cmd_name in found else found:
-                self.commands[name] = _command(name, found[name])
+                function, made = resolve_name(found[name]), typer.Typer(rich_markup_mode=None)
+                if isinstance(function, typer.Typer):
+                    made.add_typer(function, name=name, cls=_Group)
+                else:  # a module of one command can have a `CONTEXT` for it
+                    context = vars(sys.modules[function.__module__]).get("CONTEXT")
+                    made.command(name, context_settings=context)(with_groups(function))
+                self.commands[name] = typer.main.get_group(made).commands[name]
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -127,17 +133,6 @@ _COMMANDS: Final[dict[str, str]] = {
     "categories": "categories:categories", "evidence": "categories:evidence", "doctor": "operate:doctor",
     "gpu": "devices:gpus", "token": "token:group", "owner": "owners:group", "db": "operate:db",
 }  # fmt: skip
-
-
-def _command(name: str, place: str) -> Any:
-    """Return a command. A module of one command can have a `CONTEXT` for it."""
-    function, made = resolve_name(place), typer.Typer(rich_markup_mode=None)
-    if isinstance(function, typer.Typer):
-        made.add_typer(function, name=name, cls=_Group)
-    else:
-        context = vars(sys.modules[function.__module__]).get("CONTEXT")
-        made.command(name, context_settings=context)(with_groups(function))
-    return typer.main.get_group(made).commands[name]
 
 
 def exit_status(error: errors.KqueueError) -> int:

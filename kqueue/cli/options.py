@@ -198,7 +198,15 @@ class Examined:
                 if getattr(self, name):
                     option = "set" if name == "assignments" else name
                     raise InvalidRequest(f"--{option}: an evaluation's options are fixed: give --problem too")
-            return _of_evaluation(command, what)
+            detail = detail_of(command, what)
+            if detail.verdict is None:
+                raise KqueueError(
+                    f"{detail.evaluation_id} has no verdict yet: `kqueue wait {detail.evaluation_id}` waits for it"
+                )
+            if detail.verdict.blame not in {"none", "candidate"}:
+                raise EvaluationFailed(detail.verdict)
+            request = detail.request(batch=f"{command}-{detail.evaluation_id}", priority="interactive")
+            return Subject(request, detail.verdict)
         tree = Timed(self.precision, settings=self.settings, assignments=self.assignments).tree()
         if self.device is not None and self.lane is not None:
             raise InvalidRequest("--lane and --device: give one of them. --device judges without a fleet")
@@ -217,15 +225,3 @@ def of_file(kernel: Path, backend: str | None, fields: Mapping[str, Any]) -> Req
     own = {"kernel": sources.read_source(kernel), "kernel_label": kernel.stem}
     given = sources.adapted({"priority": "interactive", **fields, **own})
     return parse_request(given | {"backend": backend or guess_backend(given["kernel"])})
-
-
-def _of_evaluation(command: str, prefix: str) -> Subject:
-    detail = detail_of(command, prefix)
-    if detail.verdict is None:
-        raise KqueueError(
-            f"{detail.evaluation_id} has no verdict yet: `kqueue wait {detail.evaluation_id}` waits for it"
-        )
-    if detail.verdict.blame not in {"none", "candidate"}:
-        raise EvaluationFailed(detail.verdict)
-    request = detail.request(batch=f"{command}-{detail.evaluation_id}", priority="interactive")
-    return Subject(request, detail.verdict)

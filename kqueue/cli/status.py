@@ -208,7 +208,29 @@ def top(
         with reading("top") as read:
             _frame(_query(read), None)
         return
-    _show(every)
+    from rich.live import Live
+    from rich.text import Text
+
+    shown = console()
+    poller = _Poller(every)
+    last: tuple[Any, ...] = ()
+    try:
+        # Ctrl-C exits like q. Live restores the screen, and _keys the terminal.
+        with (
+            suppress(KeyboardInterrupt),
+            _keys() as pressed,
+            Live(text("asking Postgres"), console=shown, screen=True, auto_refresh=False) as live,
+        ):
+            while not pressed():
+                # Ages are in whole seconds. An unchanged view is not drawn again.
+                now = (poller.view, poller.trouble, shown.size, int(time.monotonic()))
+                if now != last:
+                    with redirect_stdout(_Held()) as held:
+                        _frame(poller.view, poller.trouble)
+                    live.update(Text.from_ansi(held.getvalue()), refresh=True)
+                    last = now
+    finally:
+        poller.over.set()
 
 
 # Polling -----------------------------------------------------------------------------------------------
@@ -275,33 +297,6 @@ class _Held(StringIO):
 
     def isatty(self) -> bool:
         return True
-
-
-def _show(every: float) -> None:
-    """Show views on the terminal until the user exits."""
-    from rich.live import Live
-    from rich.text import Text
-
-    shown = console()
-    poller = _Poller(every)
-    last: tuple[Any, ...] = ()
-    try:
-        # Ctrl-C exits like q. Live restores the screen, and _keys the terminal.
-        with (
-            suppress(KeyboardInterrupt),
-            _keys() as pressed,
-            Live(text("asking Postgres"), console=shown, screen=True, auto_refresh=False) as live,
-        ):
-            while not pressed():
-                # Ages are in whole seconds. An unchanged view is not drawn again.
-                now = (poller.view, poller.trouble, shown.size, int(time.monotonic()))
-                if now != last:
-                    with redirect_stdout(_Held()) as held:
-                        _frame(poller.view, poller.trouble)
-                    live.update(Text.from_ansi(held.getvalue()), refresh=True)
-                    last = now
-    finally:
-        poller.over.set()
 
 
 @contextmanager

@@ -21,35 +21,31 @@ def install(app: FastAPI) -> None:
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _document(app)
+            document = get_openapi(
+                title=app.title,
+                version=app.version,
+                summary=app.summary,
+                description=(
+                    "Errors are `application/problem+json` (RFC 9457). Programs should branch on `code`. Answers 503 "
+                    "and 429 have `Retry-After`."
+                ),
+                routes=app.routes,
+            )
+            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            for unused in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(unused, None)
+            own = failures.ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= own.pop("$defs", {}) | {"ProblemDetails": own}
+            for schema in schemas.values():
+                _describe_properties(schema)
+            for path, operations in document["paths"].items():
+                for method, operation in operations.items():
+                    if method in _METHODS:
+                        _add_errors(operation, path)
+            app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = document
-
-
-def _document(app: FastAPI) -> dict[str, Any]:
-    document = get_openapi(
-        title=app.title,
-        version=app.version,
-        summary=app.summary,
-        description=(
-            "Errors are `application/problem+json` (RFC 9457). Programs should branch on `code`. Answers 503 and 429 "
-            "have `Retry-After`."
-        ),
-        routes=app.routes,
-    )
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    for unused in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(unused, None)
-    own = failures.ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas |= own.pop("$defs", {}) | {"ProblemDetails": own}
-    for schema in schemas.values():
-        _describe_properties(schema)
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            if method in _METHODS:
-                _add_errors(operation, path)
-    return document
 
 
 def _describe_properties(schema: dict[str, Any]) -> None:

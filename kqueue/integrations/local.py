@@ -167,7 +167,12 @@ class _WarmFleet:
             if self._owner_thread is None:
                 settings = read()
                 if settings.database_url is not None:
-                    return self._other_client(settings)
+                    url = settings.require_database()
+                    if self._client is None or url != self._other_url:
+                        if self._client is not None:
+                            self._client.close()
+                        self._client, self._other_url = Client(settings), url
+                    return self._client
                 self._failure = None
                 self._owner_thread = threading.Thread(
                     target=self._keep, args=(settings,), name="kqueue-fleet", daemon=True
@@ -181,14 +186,6 @@ class _WarmFleet:
             elif self._failure is not None:
                 raise self._failure
         assert self._client is not None
-        return self._client
-
-    def _other_client(self, settings: Config) -> Client:
-        url = settings.require_database()
-        if self._client is None or url != self._other_url:
-            if self._client is not None:
-                self._client.close()
-            self._client, self._other_url = Client(settings), url
         return self._client
 
     def _keep(self, settings: Config) -> None:

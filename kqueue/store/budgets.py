@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine, Row, text
+from sqlalchemy import Connection, Engine, text
 
 from kqueue.errors import AccessRefused, BudgetSpent
 from kqueue.states import Spent
@@ -99,7 +99,11 @@ def token_of(producer: str | None) -> UUID | None:
 def look(connection: Connection, token_ids: Collection[UUID]) -> tuple[datetime, dict[UUID, Budget]]:
     """Within the caller's transaction, return the database's time and the existing budgets of these tokens."""
     rows = connection.execute(_USED, {"ids": [str(one) for one in token_ids]}).all()
-    return rows[0].now, {row.id: _read(row) for row in rows if row.id is not None}
+    return rows[0].now, {
+        row.id: Budget(row.seconds, row.window_s, Spent(row.then), row.used_s, row.id)
+        for row in rows
+        if row.id is not None
+    }
 
 
 def of(engine: Engine, token_ids: Collection[UUID]) -> dict[UUID, Budget]:
@@ -125,7 +129,3 @@ def check_session(connection: Connection, viewer: Viewer) -> None:
         raise AccessRefused(f"this session can submit {viewer.most} evaluations in all, and this would exceed it")
     if viewer.seconds is not None and used.seconds >= viewer.seconds:
         raise AccessRefused(f"this session's {viewer.seconds:g} s of slots are used up")
-
-
-def _read(row: Row[*tuple[Any, ...]]) -> Budget:
-    return Budget(row.seconds, row.window_s, Spent(row.then), row.used_s, row.id)

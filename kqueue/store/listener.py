@@ -129,7 +129,11 @@ class Listener:
                     self._settle(self._awaited())
                 with contextlib.suppress(BlockingIOError):  # there was no wake-up
                     self._bell.recv(4096)
-                notified = _notified(connection)
+                connection.pgconn.consume_input()
+                notified: set[UUID] = set()
+                while notification := connection.pgconn.notifies():
+                    with contextlib.suppress(ValueError):  # not a notification of kqueue
+                        notified.add(UUID(notification.extra.decode("ascii", "replace")))
                 with self._lock:
                     news = (self._unread | notified) & self._waiters.keys()
                     self._unread.clear()
@@ -159,13 +163,3 @@ class Listener:
             futures = [future for waiting in self._waiters.values() for future in waiting]
             self._waiters.clear()
             return futures
-
-
-def _notified(connection: psycopg.Connection) -> set[UUID]:
-    """Return the evaluations that the received notifications name."""
-    connection.pgconn.consume_input()
-    notified: set[UUID] = set()
-    while notification := connection.pgconn.notifies():
-        with contextlib.suppress(ValueError):  # not a notification of kqueue
-            notified.add(UUID(notification.extra.decode("ascii", "replace")))
-    return notified

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Final, Self
 
 from psycopg.errors import ForeignKeyViolation
-from sqlalchemy import Connection, Engine, bindparam, delete, func, select, text
+from sqlalchemy import Engine, bindparam, delete, func, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 
@@ -142,7 +142,12 @@ def _forget(engine: Engine, kind: type[Problem | Kernel], hashes: Collection[str
     """Remove sources without references and return their number."""
     try:
         with transaction(engine) as connection:
-            return _delete(connection, kind, sorted(hashes))
+            unused = [~select(Evaluation.id).where(ITS_PROBLEM if kind is Problem else ITS_KERNEL).exists()]
+            if kind is Problem:
+                its = (Baseline.problem_hash == Problem.hash, Baseline.owner == Problem.owner)
+                unused.append(~select(Baseline.problem_hash).where(*its).exists())
+            statement = delete(kind).where(kind.hash == any_text(sorted(hashes)), *unused)
+            return len(connection.scalars(statement.returning(kind.hash)).all())
     except IntegrityError as error:
         # One of them is just being submitted again. It is kept. Each half is tried again, so that the rest is removed.
         if not isinstance(error.orig, ForeignKeyViolation):
@@ -150,15 +155,6 @@ def _forget(engine: Engine, kind: type[Problem | Kernel], hashes: Collection[str
         half = len(hashes) // 2
         ordered = sorted(hashes)
         return _forget(engine, kind, ordered[:half]) + _forget(engine, kind, ordered[half:]) if half else 0
-
-
-def _delete(connection: Connection, kind: type[Problem | Kernel], hashes: list[str]) -> int:
-    unused = [~select(Evaluation.id).where(ITS_PROBLEM if kind is Problem else ITS_KERNEL).exists()]
-    if kind is Problem:
-        its = (Baseline.problem_hash == Problem.hash, Baseline.owner == Problem.owner)
-        unused.append(~select(Baseline.problem_hash).where(*its).exists())
-    statement = delete(kind).where(kind.hash == any_text(hashes), *unused)
-    return len(connection.scalars(statement.returning(kind.hash)).all())
 
 
 def _forget_workers(engine: Engine) -> int:

@@ -1,4 +1,4 @@
-"""The pages of batches: a list, and the progress and results of each batch."""
+"""The pages of batches: a list, the progress and results of each batch, and throughput and pass rate over days."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Annotated, Any, Final
 from fastapi import Query, Request, Response
 from sqlalchemy import Engine
 
-from kqueue import charts, registry
+from kqueue import charts, figures, registry
 from kqueue.charts import Theme
 from kqueue.errors import UnknownEvaluation
 from kqueue.store import reports
 from kqueue.store.engine import together
-from kqueue.store.reports import BatchState, By, Listed, batches, boards, curves
+from kqueue.store.reports import BatchState, By, Day, Listed, batches, boards, curves
 from kqueue.store.reports.batches import KnownBatch
 from kqueue.web.export import MOST_ROWS, Format, as_file, one_page
 from kqueue.web.parameters import BatchName, CurrentGateway, TextFilter, given_filters
@@ -23,6 +23,7 @@ from kqueue.web.route import Viewer, page, pages
 router: Final = pages()
 
 _PAGE: Final = 50
+_SINCE: Final = "30d"
 #: Maximum number of evaluations of a batch whose cost is always shown. A larger sum is computed on request.
 _CHEAP: Final = 2000
 #: Length of the recent past whose rate is used for the estimate of the remaining time.
@@ -45,6 +46,25 @@ async def known(
     if form is not Format.HTML:
         return await as_file(form, "batches", KnownBatch, one_page(rows))
     return page(request, "batches.html", rows=rows, asked=given_filters(name=name), most=_PAGE)
+
+
+@router.get("/days")
+async def days(
+    request: Request,
+    _: Viewer,
+    gateway: CurrentGateway,
+    since: TextFilter = None,
+    batch: TextFilter = None,
+    form: Annotated[Format, Query(alias="format")] = Format.HTML,
+) -> Response:
+    """Show the verdicts of each day, of all evaluations or of the batches whose names begin with ``batch``."""
+    begin = figures.since(since or _SINCE, "since")
+    rows = await gateway.read(reports.days, since=begin, batch=batch or "")
+    if form is not Format.HTML:
+        return await as_file(form, "days", Day, one_page(rows))
+    asked = given_filters(since=since, batch=batch)
+    most = max((row.total for row in rows), default=0)
+    return page(request, "days.html", rows=rows, asked=asked, since=since or _SINCE, most=max(most, 1))
 
 
 @router.get("/batches/{batch:path}/fast-p.svg")

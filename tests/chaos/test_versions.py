@@ -17,7 +17,6 @@ from uuid import UUID
 import pytest
 
 from kqueue import Client
-from kqueue.contract import Verdict
 from kqueue.store import schema
 from tests.chaos.network import Network
 from tests.chaos.rig import PATIENCE_S
@@ -150,13 +149,8 @@ def test_hosts_are_upgraded_while_evaluations_come(
         ids=producer.accepted,
     )
     assert verdicts == evaluations == len(producer.accepted)
-    judged_by = {(_host(verdict), verdict.environment.kqueue) for verdict in ended}
+    judged_by = {(verdict.environment.host, verdict.environment.kqueue) for verdict in ended}
     assert judged_by == {(f"host-{host}", told) for host in range(2) for told in (version, OtherVersion.NAME)}
-
-
-def _host(verdict: Verdict) -> str:
-    assert verdict.environment is not None, verdict
-    return verdict.environment.host
 
 
 def _versions(services: Any, host: str, since: Any) -> list[str | None]:

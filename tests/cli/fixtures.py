@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from uuid import UUID
 
@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 from kqueue import charts, doctor
 from kqueue.config import Config
 from tests.cli.command import KERNEL, PROBLEM, Cli, Judgement, judge
+from tests.waiting import repeated
 
 
 @pytest.fixture
@@ -45,18 +46,5 @@ def worker(worker_id: UUID) -> UUID:
 @pytest.fixture
 def judging(engine: Engine, worker: UUID) -> Iterator[Callable[[Judgement], None]]:
     """Judge in the background until the test ends."""
-    over = threading.Event()
-    threads: list[threading.Thread] = []
-
-    def start(judgement: Judgement) -> None:
-        def loop() -> None:
-            while not over.wait(0.05):
-                judge(engine, worker, judgement)
-
-        threads.append(threading.Thread(target=loop))
-        threads[-1].start()
-
-    yield start
-    over.set()
-    for thread in threads:
-        thread.join()
+    with ExitStack() as stack:
+        yield lambda judgement: stack.enter_context(repeated(lambda: judge(engine, worker, judgement), 0.05))

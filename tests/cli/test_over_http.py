@@ -68,7 +68,9 @@ def both(server: Server, valkey: Valkey, tmp_path_factory: pytest.TempPathFactor
     ids += submit(engine, "slow", "fast", batch="two", problem_label="again")
     change(engine, "UPDATE evaluations SET producer = :it WHERE batch = 'two'", it=f"token:{token.id}")
     judge(engine, judging, OUTCOMES.__getitem__)
-    run = searches.create(engine, "run", _plan())
+    plan = {"problem": PROBLEM, "kernel": "class ModelNew: ...", "backend": "torch", "proposer": "recorded"}
+    plan |= {"given": "x", "metrics": ["speedup"], "algorithm": "PS"}
+    run = searches.create(engine, "run", plan)
     searches.begin_step(engine, run.id, 0, [{"number": n, "parent": None, "kernel": "k"} for n in range(3)], None)
     for number in range(3):
         searches.ended(engine, run.id, number, category="passed", scores={"speedup": 1.5 + number})
@@ -87,11 +89,6 @@ def both(server: Server, valkey: Valkey, tmp_path_factory: pytest.TempPathFactor
     served.close()
     engine.dispose()
     server.drop(url)
-
-
-def _plan() -> dict[str, Any]:
-    plan = {"problem": PROBLEM, "kernel": "class ModelNew: ...", "backend": "torch", "proposer": "recorded"}
-    return plan | {"given": "x", "metrics": ["speedup"], "algorithm": "PS"}
 
 
 #: Commands that only read, of all reports. A name in braces is an evaluation or a hash.

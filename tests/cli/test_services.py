@@ -168,16 +168,10 @@ def test_a_deep_look_judges_kernels(cli: Cli, tmp_path: Path) -> None:
         assert done.returncode == 1
 
 
-def without_torch(directory: Path) -> dict[str, str]:
-    """Return an environment in which Python finds no torch."""
-    directory.mkdir()
-    (directory / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
-    return {"PYTHONPATH": str(directory)}
-
-
 def test_a_client_without_torch(cli: Cli, tmp_path: Path) -> None:
     """A host without torch passes as a client. Unreachable services fail, and no secret is shown."""
-    hidden = without_torch(tmp_path / "site")
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
+    hidden = {"PYTHONPATH": str(tmp_path)}
     done = cli("doctor", "--json", **hidden)
     found = checks(done)
     assert found["gpu", "torch"]["state"] == "info"

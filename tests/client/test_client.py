@@ -39,6 +39,7 @@ from kqueue.config import Config
 from kqueue.store import evaluations, gpus, schema, workers
 from tests.samples import ended
 from tests.store.steps import change
+from tests.waiting import repeated
 
 INF = float("inf")
 TABLES = ("evaluations", "problems", "kernels")
@@ -95,18 +96,13 @@ def judge(engine: Engine, worker_id: UUID) -> Callable[..., None]:
 @pytest.fixture
 def judging(engine: Engine, judge) -> Iterator[None]:
     """Run a worker that passes every queued evaluation."""
-    stop = threading.Event()
 
-    def run() -> None:
-        while not stop.wait(0.01):
-            for queued in evaluations.upcoming(engine, {}).get("cpu", ()):
-                judge(queued.id)
+    def work() -> None:
+        for queued in evaluations.upcoming(engine, {}).get("cpu", ()):
+            judge(queued.id)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    yield
-    stop.set()
-    thread.join()
+    with repeated(work, 0.01):
+        yield
 
 
 def written(engine: Engine) -> int:
@@ -357,11 +353,6 @@ class TestEvaluate:
         assert [type(one) for one in answers] == [*first, IdempotencyConflict, InvalidRequest, Verdict, Verdict]
         assert [a.log for a in answers if isinstance(a, Verdict)] == [fields(n)["kernel"] for n in (0, 2, 5, 5)]
         assert answers[6] == answers[7]
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.mark.anyio

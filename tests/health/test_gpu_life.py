@@ -52,10 +52,6 @@ def _test_now(services: Any) -> None:
     change(services.engine, "UPDATE gpus SET check_at = now() WHERE check_at IS NOT NULL")
 
 
-def _queued(services: Any, identity: Any) -> bool:
-    return services.rows("SELECT state FROM evaluations WHERE id = :id", id=identity)[0].state == "queued"
-
-
 def test_a_drained_gpu_ends_what_it_runs_and_takes_no_more(
     services: Any, fleet: Any, fake: Any, watcher: Any, tmp_path: Path
 ) -> None:
@@ -83,7 +79,7 @@ def test_a_drained_gpu_ends_what_it_runs_and_takes_no_more(
     assert "no evaluation runs on it" in _gpu(fleet, "drain", fake.uuids[1][:12], "--wait")
     waiting = services.submit("ok", lane="gpu")
     time.sleep(1.5)  # a worker would have begun it by now
-    assert _queued(services, waiting)
+    assert services.rows("SELECT state FROM evaluations WHERE id = :id", id=waiting)[0].state == "queued"
     assert fake.tests() == before
     assert "is in service again" in _gpu(fleet, "resume", "0")
     assert services.verdict(waiting).passed

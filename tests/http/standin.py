@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
@@ -25,13 +26,12 @@ from kqueue.http.devices import Fleet
 from kqueue.http.server import Server, listen, listen_at
 from kqueue.store import engine as database
 from kqueue.store import evaluations
-from kqueue.store.engine import connect
-from kqueue.store.models import Base
 from kqueue.store.readable import READABLE
 from kqueue.web.now import Glances
 from tests.http.serving import admin_token
 from tests.samples import passed, request_fields
-from tests.waiting import until
+from tests.services import connected, empty
+from tests.waiting import repeated, until
 
 
 class Served:
@@ -81,13 +81,8 @@ class Served:
     def emptied(self) -> str:
         """Remove all rows, and the server's caches of them. Return the database's URL."""
         url = self.config.require_database()
-        engine = connect(url, application="tests", pool_size=1)
-        with engine.begin() as connection:
-            # Foreign keys and triggers are off. A TRUNCATE and a statement of the server could deadlock.
-            connection.execute(text("SET LOCAL session_replication_role = replica"))
-            for table in Base.metadata.sorted_tables:
-                connection.execute(table.delete())
-        engine.dispose()
+        with connected(url) as connection:
+            empty(connection, sys.maxsize)
         self._admin = ""
         self.app.state.fleet = Fleet(self.app.state.gateway)
         self.app.state.glances = Glances()
@@ -131,23 +126,14 @@ def report_arguments(name: str, places: Mapping[str, str]) -> dict[str, Any]:
     return {key: values[key] for key in names & values.keys()}
 
 
-@contextmanager
-def worker_that_passes_all(engine: Engine, worker_id: UUID) -> Generator[None]:
+def worker_that_passes_all(engine: Engine, worker_id: UUID) -> AbstractContextManager[None]:
     """Pass every queued evaluation, in the background."""
-    over = threading.Event()
     queued = text("SELECT id FROM evaluations WHERE state = 'queued' AND available_at <= now()")
 
-    def run() -> None:
-        while not over.wait(0.02):
-            with engine.connect() as connection:
-                ids = connection.scalars(queued).all()
-            for identity in ids:
-                end(engine, worker_id, identity)
+    def work() -> None:
+        with engine.connect() as connection:
+            ids = connection.scalars(queued).all()
+        for identity in ids:
+            end(engine, worker_id, identity)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    return repeated(work)

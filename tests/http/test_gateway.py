@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,14 +12,15 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 from sqlalchemy import Engine, text
-from sqlalchemy.engine import make_url
 
 from kqueue.config import Config
 from kqueue.receipts import create_key
 from kqueue.store import evaluations, gpus, roles, searches, tokens, workers
 from kqueue.store.readable import READABLE
 from tests.http.standin import Served, report_arguments
+from tests.services import connected
 from tests.store.steps import change
+from tests.waiting import repeated
 
 SOURCES = {"original_model_src": "class Model: ...", "custom_model_src": "class ModelNew: ...", "backend": "torch"}
 JOB = {"problem_id": 1, "sample_id": 0, "ref_arch_src": "class Model: ...", "backend": "torch"}
@@ -111,22 +111,17 @@ def _a_gpu(engine: Engine, login: str) -> Iterator[None]:
     gpus.register(engine, host="here", index=0, uuid=uuid, name="NVIDIA H200")
     lanes = ["gpu", "gpu.h200"]
     workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=2, lanes=lanes, device=uuid)
-    over = threading.Event()
 
     def supervise() -> None:
-        while not over.wait(0.05):
-            [gpu] = gpus.find(engine)
-            if gpu.reset_due:
-                gpus.test_after_reset(engine, uuid)
-            elif gpu.due:
-                gpus.record_pass(engine, uuid)
-                change(engine, "UPDATE workers SET paused = NULL")
+        [gpu] = gpus.find(engine)
+        if gpu.reset_due:
+            gpus.test_after_reset(engine, uuid)
+        elif gpu.due:
+            gpus.record_pass(engine, uuid)
+            change(engine, "UPDATE workers SET paused = NULL")
 
-    thread = threading.Thread(target=supervise)
-    thread.start()
-    yield
-    over.set()
-    thread.join()
+    with repeated(supervise, 0.05):
+        yield
 
 
 @pytest.mark.usefixtures("_a_gpu", "judging")
@@ -228,8 +223,7 @@ def test_whoever_takes_the_server_over_gets_no_further(served: Served, login: st
         "SELECT rolpassword FROM pg_authid",
         "COPY kernels TO PROGRAM 'cat'",
     ]
-    url = make_url(login).set(drivername="postgresql").render_as_string(False)
-    with psycopg.connect(url, autocommit=True) as connection:
+    with connected(login) as connection:
         for statement in refused:
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(statement)  # pyright: ignore[reportArgumentType]

@@ -66,15 +66,11 @@ def test_a_receipt_records_the_evaluation(signing: Served, judged: UUID, fields:
     assert failing(short.content, known(signing)) == {"sources"}
     assert failing(whole.content, known(signing)) == set()
     receipt, public = stated(whole.content), stated(short.content)
-    assert (receipt["problem"], receipt["kernel"]) == _sources(fields)
+    assert (receipt["problem"], receipt["kernel"]) == (fields(0)["problem"], fields(0)["kernel"])
     assert receipt["purpose"] == "duel"
     assert (receipt["owner"], receipt["settings"], receipt["verdict"]) == ("local", shown["settings"], shown["verdict"])
     assert {public[name] for name in ("problem", "kernel")} == {None}
     assert (public["verdict"]["log"], receipt["verdict"]["log"]) == ("", "hi")
-
-
-def _sources(fields: Callable[..., Any]) -> tuple[str, str]:
-    return fields(0)["problem"], fields(0)["kernel"]
 
 
 def test_another_owner_gets_no_receipt(signing: Served, judged: UUID, token: Callable[..., str]) -> None:

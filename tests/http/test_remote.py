@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -50,6 +49,7 @@ from kqueue.config import Config, load
 from kqueue.http.app import create_app
 from tests.http.serving import Served
 from tests.http.standin import Served as InProcess
+from tests.receiver import receiver
 from tests.samples import request_fields
 from tests.store.steps import change, count
 from tests.traces.collector import collector
@@ -198,22 +198,7 @@ class TestAddresses:
             (503, {"Retry-After": "nan"}, b"busy"),
             (429, {"Retry-After": "-5"}, b""),
         ]
-
-        class Stranger(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                status, headers, body = answers[0]
-                self.send_response(status)
-                for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                """Log no message."""
-
-        with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as stranger:
-            threading.Thread(target=stranger.serve_forever, daemon=True).start()
-            url = f"http://127.0.0.1:{stranger.server_port}"
+        with receiver(lambda *_: answers[0]) as url:
             while answers:
                 with RemoteClient(url, retry_s=0.1) as client, pytest.raises(ServerUnavailable, match="check the addr"):
                     client.submit(**fields())
@@ -221,7 +206,6 @@ class TestAddresses:
             answers.append((200, {}, b'{"verdicts": 3, "unknown": []}'))
             with RemoteClient(url) as client, pytest.raises(ServerUnavailable, match="not answer like"):
                 Ticket(uuid4(), False, client._transport).wait(timeout=60)
-            stranger.shutdown()
 
     def test_nobody_there(self, fields) -> None:
         """A refused connection raises the error after the given patience."""

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID
@@ -25,6 +24,7 @@ from tests.fleet.live import live_fleet
 from tests.http.standin import end
 from tests.samples import ended, measurement
 from tests.services import starts_services
+from tests.waiting import repeated
 
 QUEUED = """
 SELECT e.id, p.source, k.source, e.settings FROM evaluations e
@@ -73,23 +73,18 @@ def config(config: Config, engine: Engine, worker_id: UUID, monkeypatch: pytest.
     config = config.model_copy(update={"lease_s": 3600.0})
     for name, value in config.environment().items():
         monkeypatch.setenv(name, value)
-    over = threading.Event()
 
     def work() -> None:
-        while not over.wait(0.02):
-            with engine.connect() as connection:
-                rows = connection.execute(text(QUEUED)).all()
-            for identity, problem, kernel, settings in rows:
-                request = Request(problem=problem, kernel=kernel, backend="torch", settings=settings)
-                outcome = judged(request)
-                if outcome is not None:
-                    end(engine, worker_id, identity, outcome)
+        with engine.connect() as connection:
+            rows = connection.execute(text(QUEUED)).all()
+        for identity, problem, kernel, settings in rows:
+            request = Request(problem=problem, kernel=kernel, backend="torch", settings=settings)
+            outcome = judged(request)
+            if outcome is not None:
+                end(engine, worker_id, identity, outcome)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    yield config
-    over.set()
-    thread.join()
+    with repeated(work):
+        yield config
 
 
 @pytest.fixture
@@ -101,12 +96,12 @@ def kq(config: Config) -> Iterator[Client]:
 
 @pytest.fixture
 def run_example(fleet: LocalFleet, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run an example against the fleet, from a folder other than its own."""
+    """Run an example, or a module after `-m`, against the fleet, from a folder other than the examples'."""
     examples = Path(__file__).resolve().parents[2] / "examples"
 
     def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, examples / name, *arguments],
+            [sys.executable, name if name == "-m" else examples / name, *arguments],
             env=os.environ | fleet.config.environment(),
             cwd=tmp_path,
             capture_output=True,

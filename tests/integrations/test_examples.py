@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,14 +53,7 @@ def test_generations_of_the_gallery(run_example: Run, fleet: LocalFleet, tmp_pat
     done = run_example("make_generations.py", "out", "--lane", "cpu", "--most", "3")
     assert done.returncode == 0, done.stderr
     command = ["kernelbench", "--problems", "out/KernelBench", "--generations", "out/run", "--backend", "torch"]
-    judged = subprocess.run(
-        [sys.executable, "-m", "kqueue", *command, "--checks", "1", "--calls", "5", "--json"],
-        env=os.environ | fleet.config.environment(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    judged = run_example("-m", "kqueue", *command, "--checks", "1", "--calls", "5", "--json")
     assert judged.returncode == 0, judged.stderr
     found = json.loads(judged.stdout)
     assert (found["samples"], found["problems"], found["correct"]) == (3, 3, 3)

@@ -30,12 +30,6 @@ def here(tools: Here, served: Served) -> Here:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """The event loop of coroutine tests."""
-    return "asyncio"
-
-
-@pytest.fixture
 def mode() -> str:
     """The client's way to begin a session."""
     return "auto"

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy.engine import make_url
 
 from kqueue import Client
 from kqueue.local.servers import Postgres, Valkey
 from kqueue.store import roles
 from tests.fleet.told import Fleet, Services
-from tests.services import starts_services, with_schema
-from tests.waiting import until
+from tests.services import connected, starts_services, with_schema
+from tests.waiting import repeated, until
 
 USAGE = "SELECT pg_notification_queue_usage()"
 SESSION = "SELECT FROM pg_stat_activity WHERE pid = :pid"
@@ -48,16 +46,8 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 @pytest.fixture
 def connect(services: Services) -> Iterator[Callable[[], psycopg.Connection[Any]]]:
     """Return a function that opens a connection of the producer's login."""
-    url = make_url(services.postgres.url).set(username="bob", drivername="postgresql").render_as_string(False)
-    opened: list[psycopg.Connection[Any]] = []
-
-    def one() -> psycopg.Connection[Any]:
-        opened.append(psycopg.connect(url, autocommit=True))
-        return opened[-1]
-
-    yield one
-    for connection in opened:
-        connection.close()
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(connected(services.postgres.url, username="bob")))
 
 
 @pytest.mark.parametrize("kind", [pytest.param("in a transaction", marks=pytest.mark.nightly), "deaf"])
@@ -71,19 +61,13 @@ def test_a_full_queue_stops_no_verdict(
     if kind == "in a transaction":
         listening.execute("BEGIN")
         listening.execute("SELECT 1")
-    flooding, over = connect(), threading.Event()
+    flooding = connect()
 
     def flood() -> None:
-        with suppress(psycopg.OperationalError):
-            while not over.is_set():
-                with suppress(psycopg.errors.ProgramLimitExceeded):
-                    flooding.execute(
-                        "SELECT pg_notify('flood', repeat('x', 7900) || g) FROM generate_series(1, 3) AS g"
-                    )
+        with suppress(psycopg.OperationalError):  # also if the queue is full
+            flooding.execute("SELECT pg_notify('flood', repeat('x', 7900) || g) FROM generate_series(1, 3) AS g")
 
-    thread = threading.Thread(target=flood)
-    thread.start()
-    try:
+    with repeated(flood, 0):
         until(lambda: services.rows(USAGE)[0][0] > 0.9, what="a full queue")
         with Client(services.config()) as client:
             begun = time.monotonic()
@@ -94,9 +78,6 @@ def test_a_full_queue_stops_no_verdict(
         assert [(verdict.category, verdict.attempts) for verdict in verdicts] == [("passed", 1)] * 6
         assert took_s < 30
         until(lambda: not services.rows(SESSION, pid=listening.info.backend_pid), what="the end of the listener")
-    finally:
-        over.set()
-        thread.join()
     until(lambda: services.rows(USAGE)[0][0] < 0.1, what="an empty queue")
     assert [worker.pid for worker in fleet.live()] == before
     assert "held all notifications, and was ended" in fleet.log.read_text()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
 import pytest
 import redis
 from mcp import Client
@@ -27,15 +26,11 @@ from tests.mcp.agents import calls as calls_of
 from tests.mcp.agents import text_of
 from tests.samples import passed, request_fields
 from tests.security.house import House
+from tests.services import connected
 from tests.store.steps import finish
 
 MARK = "belongstoada"
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture
@@ -83,8 +78,7 @@ async def test_no_tool_reaches_the_work_of_another_owner(
 def test_a_login_hears_ids_and_nothing_else(attacked: tuple[UUID, str, Config], house: House) -> None:
     """LISTEN gives the id of an evaluation that ended. The id is no key to anything."""
     identity, _, config = attacked
-    url = make_url(config.require_database()).set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(url, autocommit=True) as connection:
+    with connected(config.require_database()) as connection:
         connection.execute("LISTEN kqueue_verdicts")
         with house.services.engine.begin() as other:
             other.execute(text("SELECT pg_notify('kqueue_verdicts', :id)"), {"id": str(identity)})

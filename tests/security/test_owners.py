@@ -22,7 +22,7 @@ from kqueue.store import baselines, evaluations, roles, schema, searches, tokens
 from kqueue.store.engine import Viewer, acting, connect
 from kqueue.store.models import Base
 from tests.samples import passed
-from tests.services import Server
+from tests.services import Server, connected
 from tests.store.steps import ENVIRONMENT, finish
 from tests.waiting import until
 
@@ -58,8 +58,7 @@ class Owners:
 
     def raw(self) -> psycopg.Connection[Any]:
         """Connect as the second producer."""
-        url = make_url(self.bob_url).set(drivername="postgresql").render_as_string(False)
-        return psycopg.connect(url, autocommit=True)
+        return connected(self.bob_url)
 
     def submit(self, engine: Engine, number: int = 0, **more: object) -> evaluations.Submitted:
         [one] = evaluations.submit(engine, [Request(**self.fields(number, **more))], slots={"cpu": 1}, reuse_s=3600)

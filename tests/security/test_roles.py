@@ -23,7 +23,7 @@ from kqueue.store import roles, schema, tokens
 from kqueue.store.engine import connect
 from kqueue.store.models import Base
 from tests.mcp.agents import Here, over_http, over_stdio, text_of, told
-from tests.services import database, start, starts_services
+from tests.services import connected, database, start, starts_services
 from tests.store.steps import change
 
 EVERYBODY = set(roles.ROLES)
@@ -43,6 +43,7 @@ def logins(server: Any, database_url: str, engine: Engine) -> Iterator[dict[str,
     for role, name in names.items():
         roles.login(engine, name, role, "secret")
     yield {role: as_user(database_url, name) for role, name in names.items()}
+    server.cut(database_url)  # sessions that end at this moment can still own temporary tables
     for name in names.values():
         server.execute(f'DROP ROLE "{name}"')
 
@@ -212,9 +213,7 @@ def fresh(tmp_path: Path) -> Iterator[Callable[[str], None]]:
         start(postgres)
 
         def execute(statement: str) -> None:
-            with psycopg.connect(
-                make_url(postgres.url).set(drivername="postgresql").render_as_string(False), autocommit=True
-            ) as connection:
+            with connected(postgres.url) as connection:
                 connection.execute(statement)
 
         execute.url = postgres.url  # type: ignore[attr-defined]
@@ -335,8 +334,7 @@ def test_a_producer_cannot_turn_the_function_against_its_owner(
         assert (first.cancel(), first.cancel(), client.cancel(second.evaluation_id)) == (True, False, True)
         assert [v.category for v in client.wait_all([first, second], timeout=20)] == ["cancelled", "cancelled"]
         ticket = client.submit(**fields(), allow_idle_lane=True)
-        url = make_url(logins[roles.PRODUCER]).set(drivername="postgresql").render_as_string(False)
-        with psycopg.connect(url, autocommit=True) as connection:
+        with connected(logins[roles.PRODUCER]) as connection:
             connection.execute("CREATE TEMP TABLE evaluations (id uuid, state text)")
             connection.execute("CREATE TEMP TABLE verdicts (evaluation_id uuid)")
             connection.execute(

@@ -14,7 +14,6 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 from sqlalchemy import Engine, text
-from sqlalchemy.engine import make_url
 
 from kqueue.config import Config
 from kqueue.evidence import Evidence
@@ -25,6 +24,7 @@ from tests.http.fixtures import *  # noqa: F403
 from tests.http.standin import Served, end
 from tests.samples import passed, request_fields, timed
 from tests.security.house import tables
+from tests.services import connected
 
 MARK = "belongstoada"
 HIDDEN = 'SHAPES = [{"name": "a", "args": {"n": 4}}, {"name": "b", "args": {"n": 987654321}, "held_out": True}]'
@@ -142,9 +142,8 @@ def test_a_login_of_the_database_gets_no_shared_problem(fleet: Fleet, config: Co
     assert ada.put(f"/v1/problems/{HASH}/shared", params={"leaderboard": True}).status_code == 200
     fleet.judge(bob, 1, 0.5)
     roles.login(fleet.engine, name := f"bob_{fleet.worker.hex[:8]}", roles.PRODUCER, "x", owner="bob")
-    url = make_url(config.require_database()).set(username=name, password="x", drivername="postgresql")
     refused = psycopg.errors.InsufficientPrivilege, psycopg.errors.CheckViolation
-    with psycopg.connect(url.render_as_string(hide_password=False), autocommit=True) as connection:
+    with connected(config.require_database(), username=name, password="x") as connection:
         connection.execute("SET kqueue.owner = 'ada'; SET kqueue.sees = 'all'; SET kqueue.session = ''")
         assert connection.execute("SELECT * FROM shared_problems").fetchall() == []
         assert connection.execute("SELECT * FROM problems").fetchall() == []

@@ -6,14 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.receiver import Answer, receiver
 from tests.security.house import ROOT
 from tests.services import free_port
 
@@ -24,25 +23,18 @@ pytest.importorskip("pip_audit")
 pytest.importorskip("cyclonedx_py")
 
 
-class Advisories(BaseHTTPRequestHandler):
-    """An advisory database on loopback with one vulnerability, in the package ``bad``."""
+def advisories(bad: str) -> AbstractContextManager[str]:
+    """Serve an advisory database on loopback with one vulnerability, in the package ``bad``."""
 
-    bad = "celery"
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+    def answer(_: object, body: bytes) -> Answer:
+        asked = json.loads(body)
         package = {"name": asked["package"]["name"], "ecosystem": "PyPI"}
         ranges = [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "99.1"}]}]
         affected = [{"package": package, "ranges": ranges, "versions": [asked["version"]]}]
         hole = {"id": "MADE-UP-1", "summary": "a hole", "affected": affected}
-        answer = json.dumps({"vulns": [hole]} if package["name"] == self.bad else {}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
+        return 200, {}, json.dumps({"vulns": [hole]} if package["name"] == bad else {}).encode()
 
-    def log_message(self, *_: Any) -> None:
-        """Write nothing."""
+    return receiver(answer)
 
 
 def audit(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -52,18 +44,15 @@ def audit(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, "-s", "osv", "--osv-url", url], env=environment, capture_output=True, text=True)
 
 
-def test_a_known_hole_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_hole_fails_the_audit() -> None:
     """The audit names package, version, advisory and fixed version, and succeeds without the vulnerability."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Advisories) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/v1/query"
-        done = audit(url, "--if-reachable")
+    with advisories("celery") as url:
+        done = audit(f"{url}/v1/query", "--if-reachable")
         assert f"celery {metadata.version('celery')}: MADE-UP-1, fixed in 99.1" in done.stdout, done.stderr
         assert done.returncode == 1
-        monkeypatch.setattr(Advisories, "bad", "nothing")
-        done = audit(url)
+    with advisories("nothing") as url:
+        done = audit(f"{url}/v1/query")
         assert (done.returncode, "0 advisories" in done.stdout) == (0, True), done.stderr
-        server.shutdown()
 
 
 def test_an_audit_that_could_not_be_made_says_so() -> None:

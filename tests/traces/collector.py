@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+
+from tests.receiver import Answer, receiver
 
 
 @dataclass(frozen=True)
@@ -57,36 +58,18 @@ def collector() -> Iterator[Collector]:
     """Receive spans until the block ends."""
     kept = Collector()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            answer = b""
-            if self.path != "/v1/traces":
-                self.send_response(404)
-            elif kept.status != 200:
-                kept.refused += 1
-                self.send_response(kept.status)
-            else:
-                kept.bodies.append(body)
-                kept.spans += read(body)
-                answer = ExportTraceServiceResponse().SerializeToString()
-                self.send_response(200)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+    def answer(request: BaseHTTPRequestHandler, body: bytes) -> Answer:
+        if request.path != "/v1/traces":
+            return 404, {}, b""
+        if kept.status != 200:
+            kept.refused += 1
+            return kept.status, {}, b""
+        kept.bodies.append(body)
+        kept.spans += read(body)
+        return 200, {}, ExportTraceServiceResponse().SerializeToString()
 
-        def log_message(self, *_: Any) -> None:
-            """Write nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        kept.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield kept
-        finally:
-            server.shutdown()
-            thread.join()
+    with receiver(answer) as kept.url:
+        yield kept
 
 
 def read(body: bytes) -> list[Span]:

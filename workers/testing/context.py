@@ -31,7 +31,9 @@ def fault() -> str:
         if driver.cuDevicePrimaryCtxGetState(number, ctypes.byref(flags), ctypes.byref(active)) or not active.value:
             continue
         if code := _synchronized(driver, number):
-            return _name(driver, code)
+            name = ctypes.c_char_p()
+            driver.cuGetErrorName(code, ctypes.byref(name))
+            return f"{(name.value or b'error').decode()} ({code})"
     return ""
 
 
@@ -85,9 +87,3 @@ def _synchronized(driver: Any, number: int) -> int:
             driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
     finally:
         driver.cuDevicePrimaryCtxRelease_v2(number)
-
-
-def _name(driver: Any, code: int) -> str:
-    name = ctypes.c_char_p()
-    driver.cuGetErrorName(code, ctypes.byref(name))
-    return f"{(name.value or b'error').decode()} ({code})"

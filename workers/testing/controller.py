@@ -132,7 +132,8 @@ class Controller:
                     while waiting and self._host.has_room():
                         check()
                         run, sanitized = waiting.popleft()
-                        job = self._start(run, sanitized=sanitized)
+                        run.at, run.finished, run.lost, run.renewed, run.ended = None, 0, "", False, None
+                        job = self._host.start(run.whole if sanitized else run.group, sanitized=sanitized)
                         running[job] = run
                         for source in job.sources:
                             selector.register(source, selectors.EVENT_READ)
@@ -157,10 +158,6 @@ class Controller:
                         self._stop_if_told()
             finally:
                 self._end(running)
-
-    def _start(self, run: _Run, *, sanitized: bool) -> Running:
-        run.at, run.finished, run.lost, run.renewed, run.ended = None, 0, "", False, None
-        return self._host.start(run.whole if sanitized else run.group, sanitized=sanitized)
 
     def _end(self, jobs: Iterable[Running]) -> None:
         """End jobs that still run, with all that they started."""
@@ -320,7 +317,12 @@ class Controller:
         if ended is not None and ended["fault"]:
             return f"is left with a broken CUDA context: {ended['fault']}"
         if ended is None or job.status != ended["status"]:
-            return _end_in_words(job.status)
+            if job.status >= 0:
+                return f"ended with exit status {job.status}, which is not pytest's"
+            with contextlib.suppress(ValueError):
+                name = signal.Signals(-job.status).name
+                return f"was killed by {name} ({signal.strsignal(-job.status)})"
+            return f"was killed by signal {-job.status}"
         return ""
 
     def _blame(self, run: _Run, job: Running, why: str) -> None:
@@ -450,15 +452,6 @@ def _report(
     now = time.time()
     keywords: dict[str, Any] = dict.fromkeys(item.keywords, 1)
     return pytest.TestReport(item.nodeid, item.location, keywords, outcome, text, phase, start=now, stop=now)
-
-
-def _end_in_words(status: int) -> str:
-    if status >= 0:
-        return f"ended with exit status {status}, which is not pytest's"
-    with contextlib.suppress(ValueError):
-        name = signal.Signals(-status).name
-        return f"was killed by {name} ({signal.strsignal(-status)})"
-    return f"was killed by signal {-status}"
 
 
 def _and_said(why: str, job: Running) -> str:

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from kqueue import shapes
-from kqueue.categories import Category
+from kqueue.categories import OF_OUTPUTS, Category
 from kqueue.contract import Examination, Phase, Request, Result, Settings
 from kqueue.evidence import Facts, InputTensor
 from kqueue.features.autopsy.report import SEED, Change, Ended, Report, program, words_of
@@ -133,7 +133,7 @@ EndT = TypeVar("EndT")
 Rounds = Generator[list[Request], Sequence[Result | None], EndT]
 
 #: Failures that depend on inputs. Other failures occur before there are inputs, or concern time.
-SHRUNK: Final = frozenset(
+SHRUNK: Final = OF_OUTPUTS | frozenset(
     {
         Category.INIT_ERROR,
         Category.RUNTIME_ERROR,
@@ -146,13 +146,6 @@ SHRUNK: Final = frozenset(
         Category.TIMEOUT,
         Category.OUTPUT_LIMIT,
         Category.SANDBOX_VIOLATION,
-        Category.WRONG_OUTPUT_STRUCTURE,
-        Category.WRONG_SHAPE,
-        Category.WRONG_DTYPE,
-        Category.WRONG_DEVICE,
-        Category.NOT_FINITE,
-        Category.WRONG_VALUES,
-        Category.INPUT_MUTATED,
         Category.NONDETERMINISTIC,
     }
 )

@@ -144,7 +144,16 @@ async def jobs(gateway: CurrentGateway, fleet: CurrentFleet, _: Reader) -> dict[
 
     async def listed(done: bool) -> list[dict[str, Any]]:
         found = await gateway.read(reports.progress_of_batch, BATCH, done=done, limit=_SHOWN)
-        return [_line(view, progress) for progress in found]
+        return [
+            {
+                "job_id": progress.evaluation_id,
+                "status": _status(progress),
+                "problem_id": _given(progress.problem_label, "problem_"),
+                "sample_id": _given(progress.kernel_label, "sample_"),
+                **_moments(view, progress),
+            }
+            for progress in found
+        ]
 
     return {"active_jobs": await listed(False), "completed_jobs": await listed(True)}
 
@@ -202,16 +211,6 @@ def _moments(view: View, progress: Progress) -> dict[str, Any]:
         "started_at": began,
         "completed_at": ended,
         "execution_time": None if began is None or ended is None else ended - began,
-    }
-
-
-def _line(view: View, progress: Progress) -> dict[str, Any]:
-    return {
-        "job_id": progress.evaluation_id,
-        "status": _status(progress),
-        "problem_id": _given(progress.problem_label, "problem_"),
-        "sample_id": _given(progress.kernel_label, "sample_"),
-        **_moments(view, progress),
     }
 
 

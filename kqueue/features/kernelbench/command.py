@@ -421,7 +421,9 @@ def import_(
             row["shapes"] = [shape.name for shape in entry.shapes]
             row |= {"kernels": list(entry.solutions), "notes": entry.notes}
             if out is not None:
-                place = out / f"{_safe(entry.name)}.py"
+                # The name as a relative path below the folder.
+                parts = [re.sub(r"[^\w.+-]", "_", part).lstrip(".") for part in entry.name.split("/")]
+                place = out / f"{'/'.join(filter(None, parts)) or '_'}.py"
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.write_text(entry.source, encoding="utf-8")
         rows.append(row)
@@ -440,12 +442,6 @@ def import_(
         say(f"{len(rows) - refused} of {len(rows)} translated from {formats.recognise(folder)}")
     if refused:
         raise typer.Exit(1)
-
-
-def _safe(name: str) -> str:
-    """Return a name as a relative path below a folder."""
-    parts = [re.sub(r"[^\w.+-]", "_", part).lstrip(".") for part in name.split("/")]
-    return "/".join(filter(None, parts)) or "_"
 
 
 problems.command()(owners.share)

@@ -34,7 +34,10 @@ def judge(
             tickets: dict[Ticket, str] = {}
             source, todo = iter(todo), []
             while chunk := list(islice(source, _CHUNK)):
-                keyed = [_with_key(requests[name], token, fruitless) for name in chunk]
+                keyed: list[Request] = []
+                for request in map(requests.__getitem__, chunk):
+                    digest = sha256(request.model_dump_json().encode()).hexdigest()
+                    keyed.append(request.model_copy(update={"idempotency_key": f"{token}/{digest}/{fruitless}"}))
                 for name, ticket in zip(chunk, client.submit_each(keyed), strict=True):
                     if isinstance(ticket, InvalidRequest):
                         yield name, ticket
@@ -49,8 +52,3 @@ def judge(
     except KeyboardInterrupt:
         say("the evaluations continue. Run the same command again to collect them")
         raise
-
-
-def _with_key(request: Request, token: str, fruitless: int) -> Request:
-    digest = sha256(request.model_dump_json().encode()).hexdigest()
-    return request.model_copy(update={"idempotency_key": f"{token}/{digest}/{fruitless}"})

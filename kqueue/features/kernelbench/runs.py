@@ -107,7 +107,9 @@ def scores_of(results: Results, ks: Iterable[int], ps: Iterable[float], *, probl
         "correct": sum(row["correctness"] for row in rows),
         "timed": len(speedups),
         "pass_at_k": {k: _mean_pass(tables, k) for k in ks},
-        "fast_p": {p: _share(tables, every, p, _low) for p in ps},
+        "fast_p": {
+            p: _share(tables, every, p, lambda row: row["metadata"].get("speedup_low") or speedup_of(row)) for p in ps
+        },
         "fast_p_estimate": {p: _share(tables, every, p, speedup_of) for p in ps},
         "geometric_mean_speedup": geometric_mean(speedups) if speedups else None,
         "categories": dict(Counter(row["metadata"].get("category", "unknown") for row in rows).most_common()),
@@ -125,10 +127,6 @@ def _share(
 ) -> float | None:
     fast = sum(any(row["correctness"] and (of(row) or 0.0 if p else 1.0) > p for row in table) for table in tables)
     return fast / every if every else None
-
-
-def _low(row: Mapping[str, Any]) -> float | None:
-    return row["metadata"].get("speedup_low") or speedup_of(row)
 
 
 def speedup_of(row: Mapping[str, Any]) -> float | None:

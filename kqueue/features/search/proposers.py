@@ -249,7 +249,8 @@ def digest(proposals: Sequence[Proposal]) -> str:
     if failures:
         lines.append("Failed:")
     for failure, proposals_failed in list(failures.items())[:_MOST_FAILURES]:
-        lines.append(f"- {failure} ({_numbers(proposals_failed)})")
+        some, number = ", ".join(str(one.number) for one in proposals_failed[:5]), len(proposals_failed)
+        lines.append(f"- {failure} ({f'{number} times: proposals' if number > 1 else 'proposal'} {some})")
     gains = [
         (one, ended[one.parent])
         for one in reversed(ended.values())
@@ -277,8 +278,3 @@ def _better(one: Proposal, parent: Proposal) -> bool:
 
 def _scores(one: Proposal) -> str:
     return ", ".join(f"{name} {score:.4g}" for name, score in (one.scores or {}).items())
-
-
-def _numbers(proposals: Sequence[Proposal]) -> str:
-    shown = ", ".join(str(one.number) for one in proposals[:5])
-    return f"proposal {shown}" if len(proposals) == 1 else f"{len(proposals)} times: proposals {shown}"

@@ -114,7 +114,10 @@ class Runner(ABC, Generic[_PlanT]):
                     break
                 if step.ended_at is None:
                     self._work(step, [one for one in self.proposals.values() if one.step == number])
-                    step = self._end(step)
+                    columns = self._conclusion(step)
+                    step = searches.update_step(self.engine, self.run.id, step.number, ended=True, **columns)
+                    for watcher in self.watchers:
+                        watcher.step(step, self.proposals)
                 steps[number] = step
             self._confirm(steps)
         return list(self.proposals.values())
@@ -143,13 +146,6 @@ class Runner(ABC, Generic[_PlanT]):
         step, made = searches.begin_step(self.engine, self.run.id, number, planned, text)
         self.proposals |= {one.number: one for one in made}
         return step
-
-    def _end(self, step: Step) -> Step:
-        columns = self._conclusion(step)
-        ended = searches.update_step(self.engine, self.run.id, step.number, ended=True, **columns)
-        for watcher in self.watchers:
-            watcher.step(ended, self.proposals)
-        return ended
 
     def _numbers(self) -> Iterable[int]:
         """Return the numbers of the steps."""

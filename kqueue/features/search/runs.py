@@ -126,7 +126,21 @@ class Record:
 
     def show(self) -> None:
         """Print the results."""
-        print_proposals(self.best)
+        metrics = list(dict.fromkeys(name for one in self.best for name in one.scores or ()))
+        rows = (
+            (
+                one.number,
+                one.step,
+                one.parent,
+                one.category,
+                milliseconds(one.runtime_ms),
+                ratio(one.speedup),
+                *(f"{(one.scores or {})[name]:.4g}" for name in metrics),
+                one.evaluation_id,
+            )
+            for one in self.best
+        )
+        print_table(("best", "step", "from", "category", "runtime ms", "speedup", *metrics, "evaluation"), rows)
         self.show_duel()
 
     def finish(self, out: Path | None, *, as_json: bool) -> None:
@@ -279,22 +293,3 @@ def _outcome(one: Proposal) -> str:
 def scored(scores: Mapping[str, float] | None) -> str:
     """Return scores as text, each after a comma."""
     return "".join(f", {name} {score:.4g}" for name, score in (scores or {}).items())
-
-
-def print_proposals(proposals: Sequence[Proposal]) -> None:
-    """Print proposals as a table."""
-    metrics = list(dict.fromkeys(name for one in proposals for name in one.scores or ()))
-    rows = (
-        (
-            one.number,
-            one.step,
-            one.parent,
-            one.category,
-            milliseconds(one.runtime_ms),
-            ratio(one.speedup),
-            *(f"{(one.scores or {})[name]:.4g}" for name in metrics),
-            one.evaluation_id,
-        )
-        for one in proposals
-    )
-    print_table(("best", "step", "from", "category", "runtime ms", "speedup", *metrics, "evaluation"), rows)

@@ -132,8 +132,10 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
     """
     with transaction(engine) as connection:
         ended: Collection[UUID] = answer(connection, [evaluation_id], live_s=lease_s)
-        may_begin = not ended and _has_room(connection, evaluation_id)
-        row = _begin(connection, evaluation_id, worker_id, lease_s) if may_begin else None
+        # This locks the token if it has an upper limit of running attempts.
+        limit = None if ended else connection.execute(_LIMIT, {"id": evaluation_id}).one_or_none()
+        has_room = limit is None or connection.scalar(_RUNNING, {"payer": limit.producer}) < limit.most
+        row = _begin(connection, evaluation_id, worker_id, lease_s) if has_room and not ended else None
         if row is None and not ended:
             ended = expire(connection, Evaluation.id == evaluation_id)
             # The message that triggered this claim is consumed.
@@ -192,12 +194,6 @@ def set_environment(engine: Engine, attempt_id: int, facts: dict[str, Any], *, c
             changed = update(Worker).where(Worker.id == whose, Worker.fingerprint.is_distinct_from(mark))
             connection.execute(changed.values(fingerprint=mark))
     return digest
-
-
-def _has_room(connection: Connection, evaluation_id: UUID) -> bool:
-    """Return whether the upper limit of running attempts allows one more. Lock the token if it has such a limit."""
-    limit = connection.execute(_LIMIT, {"id": evaluation_id}).one_or_none()
-    return limit is None or connection.scalar(_RUNNING, {"payer": limit.producer}) < limit.most
 
 
 def _begin(connection: Connection, evaluation_id: UUID, worker_id: UUID, lease_s: float) -> dict[str, Any] | None:

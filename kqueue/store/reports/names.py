@@ -55,20 +55,14 @@ def named(engine: Engine, word: str, *, among: Sequence[Kind] = tuple(Kind)) -> 
     if len(matches) == 1 or len(whole) == 1:
         return (whole or matches)[0]
     if not matches:
-        raise InvalidRequest(
-            f"{word} is no {_or(among)}: `kqueue results` and `kqueue search list` list the existing ones"
-        )
+        kinds = " or ".join(filter(None, (", ".join(among[:-1]), among[-1])))
+        raise InvalidRequest(f"{word} is no {kinds}: `kqueue results` and `kqueue search list` list the existing ones")
     could_be = ", ".join(f"{one.kind} {one.key}" for one in matches[:_SHOWN])
     raise InvalidRequest(f"{word} could be {could_be}{', ...' if len(matches) > _SHOWN else ''}: give more of it")
 
 
 #: Number of matches that an error message lists.
 _SHOWN: Final = 4
-
-
-def _or(kinds: Collection[Kind]) -> str:
-    *others, last = kinds
-    return f"{', '.join(others)} or {last}" if others else str(last)
 
 
 def _matches(engine: Engine, word: str) -> list[Named]:

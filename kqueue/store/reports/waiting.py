@@ -163,7 +163,8 @@ def waiting(engine: Engine, evaluation_id: UUID, *, within_s: float, counted: in
     before = _before(shares, Priority(mine.priority), mine.producer, own, waiting, most)
     left = _left(shares, [row for row in running if row not in late])
     free = slots - len(held)
-    found = _waiting(mine.lane, before, left, len(running) - len(held), free, known=_is_known(shares))
+    known = any(used.ended > 0 for used in shares.used.values())
+    found = _waiting(mine.lane, before, left, len(running) - len(held), free, known=known)
     return replace(found, message=f"{found.message}. Other slots are held: by {shown}") if held else found
 
 
@@ -297,11 +298,6 @@ def _left(shares: Shares, running: Iterable[Row[*tuple[Any, ...]]]) -> _Work:
 def _used(shares: Shares, row: Row[*tuple[Any, ...]]) -> Used:
     """Return the recent use of a running attempt's producer and priority."""
     return shares.of(Priority(row.priority), row.producer)
-
-
-def _is_known(shares: Shares) -> bool:
-    """Return True if any attempt ended recently."""
-    return any(used.ended > 0 for used in shares.used.values())
 
 
 def _waiting(lane: str, before: _Work, left: _Work, running: int, slots: int, *, known: bool) -> Waiting:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -20,6 +19,7 @@ from kqueue.features.search.results import WandbWatcher
 from kqueue.states import SearchState
 from kqueue.store.searches import Proposal, Run, Step
 from tests.packages import needs
+from tests.receiver import Answer, receiver
 from tests.waiting import until
 
 QUESTION = Question("run", 1, 1, "p", "torch", "k", {}, "f", None, "Write a kernel.")
@@ -30,38 +30,27 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str], list[Any]]]:
     """Start a server with OpenAI's protocol that answers with a status and a text, and records the requests."""
-    servers: list[ThreadingHTTPServer] = []
+    servers = ExitStack()
 
     def start(status: int, answer: str) -> list[Any]:
         asked: list[Any] = []
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                message = {"role": "assistant", "content": answer}
-                good = {"id": "1", "object": "chat.completion", "created": 1, "model": "stub"}
-                good["choices"] = [{"index": 0, "finish_reason": "stop", "message": message}]
-                good["usage"] = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-                body = json.dumps(good if status == 200 else {"error": {"message": answer}}).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+        def completed(_: object, body: bytes) -> Answer:
+            asked.append(json.loads(body))
+            message = {"role": "assistant", "content": answer}
+            good = {"id": "1", "object": "chat.completion", "created": 1, "model": "stub"}
+            good["choices"] = [{"index": 0, "finish_reason": "stop", "message": message}]
+            good["usage"] = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+            content = json.dumps(good if status == 200 else {"error": {"message": answer}}).encode()
+            return status, {"Content-Type": "application/json"}, content
 
-            def log_message(self, *_: object) -> None: ...
-
-        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
-        threading.Thread(target=servers[-1].serve_forever).start()
-        monkeypatch.setenv("OPENAI_API_BASE", f"http://127.0.0.1:{servers[-1].server_port}/v1")
+        monkeypatch.setenv("OPENAI_API_BASE", f"{servers.enter_context(receiver(completed))}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "none")
         monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         return asked
 
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    with servers:
+        yield start
 
 
 def test_litellm_asks_the_model_the_prompt(model: Callable[[int, str], list[Any]]) -> None:
