@@ -406,8 +406,8 @@ def summarise(
 
     No call counts as shorter than the shortest kept call if even that took longer than the median. Otherwise a kernel
     could do its work in some calls only, and gain if by luck no other call was kept. For the same reason no call counts
-    as shorter than the mean if the mean exceeds the median by far more than the reference's. On a CPU the process's work
-    between its calls is added to each.
+    as shorter than the mean if the mean exceeds the median by far more than the reference's. On a CPU, work between the
+    calls is added to each.
 
     Args:
         reference: for a candidate, the reference's series in turn with it, or None.
