@@ -36,7 +36,7 @@ planted: venv ## plant faults in copies of the code, and list the faults that th
 
 adapters: venv ## download the adapters' packages, and test the adapters with them
 	@$(PY) scripts/bootstrap.py adapters
-	KQUEUE_REQUIRE_ADAPTERS=1 $(PY) -m pytest -k 'openenv or verifiers or gymnasium or traces or litellm or wandb or verl or openevolve or nemo or transformers' tests/integrations tests/features/search tests/features/effect $(ARGS)
+	KQUEUE_REQUIRE_ADAPTERS=1 $(PY) -m pytest -k 'adapters or gymnasium or traces or litellm or wandb or verl or openevolve or transformers' tests/integrations tests/features/search tests/features/effect $(ARGS)
 
 check: venv ## check formatting, lint, types, imports between modules, and the lines of each room
 	.venv/bin/ruff format --check .

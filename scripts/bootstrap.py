@@ -6,8 +6,8 @@ A second run does nothing until pyproject.toml, this file or one of these variab
                        Otherwise it installs the registry's torch (CUDA) on a host with a GPU, and else a CPU build.
     KQUEUE_WHEELHOUSE  a folder of wheels (see `wheelhouse`): install from there only.
 
-`bootstrap.py adapters` installs the packages for kqueue's adapters into `.adapters`, next to `.venv`, and NeMo-Gym into
-`.nemo-gym`.
+`bootstrap.py adapters` installs the packages for kqueue's adapters into `.adapters`, next to `.venv`, and NeMo-Gym and
+OpenEnv into `.nemo-gym`.
 `bootstrap.py site` installs the builder of the documentation's site into `.site`.
 `bootstrap.py wheelhouse --python 3.12` collects the wheels for a GPU host that has torch but no network. `--cpu` adds
 torch's CPU build with its dependencies, for a host without torch.
@@ -54,7 +54,7 @@ TOOLS = {
 #: packages of them.
 LARGE = {"effect", "search"}
 #: Packages for adapters that are installed without their dependencies.
-BARE = {"tensordict", "trace-opt", "verl"}
+BARE = {"accelerate", "tensordict", "trace-opt", "trl", "verl"}
 #: PyTorch's index of builds for the CPU, whose dependencies come from PyPI.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 #: Size limit of a wheelhouse without torch in MiB.

@@ -11,7 +11,7 @@ import pytest
 
 _ROOT = Path(__file__).resolve().parents[1]
 ADAPTERS_FOLDER = str(_ROOT / ".adapters")
-#: NeMo-Gym and its requirements, some of which are older than those in :data:`ADAPTERS_FOLDER`.
+#: NeMo-Gym, OpenEnv and their requirements, some of which are older than those in :data:`ADAPTERS_FOLDER`.
 NEMO_GYM_FOLDER = str(_ROOT / ".nemo-gym")
 sys.path.append(ADAPTERS_FOLDER)
 

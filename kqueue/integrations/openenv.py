@@ -1,17 +1,17 @@
-"""The environment of :mod:`kqueue.integrations.rl` for OpenEnv (``pip install openenv-core``).
+"""The environment of :mod:`kqueue.integrations.rl` for OpenEnv (``pip install openenv``).
 
 ::
 
     app = create_app(partial(KernelEnvironment, PROBLEMS, backend="triton"), KernelAction, KernelObservation)
 
-Any ASGI server serves the ``app``. Clients reset, step and close over WebSocket.
+Any ASGI server serves the ``app``. Clients reset, step and close over WebSocket, and list the problems as tasks.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 from pydantic import Field
@@ -21,6 +21,8 @@ from kqueue.integrations.rl import KernelEnv
 
 # Imported by name, so that types can be checked without OpenEnv.
 _server: Any = importlib.import_module("openenv.core.env_server")
+#: The split with all problems.
+_SPLIT: Final = "train"
 
 
 class KernelAction(_server.Action):
@@ -56,13 +58,40 @@ class KernelEnvironment(_server.Environment[KernelAction, KernelObservation, Ker
         """Create an environment with the arguments of :class:`~kqueue.integrations.rl.KernelEnv`."""
         super().__init__()
         self._env = KernelEnv(problems, **arguments)
+        self._tasks = [{"index": index} for index in range(len(problems))]
         self._state = KernelState()
 
+    def list_splits(self) -> list[str]:
+        """Return the name of the one split."""
+        return [_SPLIT]
+
+    def list_tasks(self, split: str) -> list[dict[str, int]]:
+        """Return the numbers of a split's problems."""
+        return self._tasks if split == _SPLIT else []
+
+    def num_tasks(self, split: str) -> int:
+        """Return the number of a split's problems."""
+        return len(self.list_tasks(split))
+
+    def get_task(self, split: str, index: int) -> dict[str, int]:
+        """Return the number of a problem. Raise IndexError if there is none."""
+        return self.list_tasks(split)[index]
+
+    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[dict[str, int]]:
+        """Return the numbers of problems from ``start`` to ``stop``."""
+        return self.list_tasks(split)[start:stop]
+
     def reset(
-        self, seed: int | None = None, episode_id: str | None = None, problem: int | None = None, **_: Any
+        self,
+        seed: int | None = None,
+        episode_id: str | None = None,
+        problem: int | None = None,
+        index: int | None = None,
+        **_: Any,
     ) -> KernelObservation:
-        """Begin an episode with problem number ``problem``, or a random one."""
-        text, info = self._env.reset(seed=seed, options=None if problem is None else {"problem": problem})
+        """Begin an episode with problem number ``index`` (or ``problem``), or a random one."""
+        chosen = index if problem is None else problem
+        text, info = self._env.reset(seed=seed, options=None if chosen is None else {"problem": chosen})
         self._state = KernelState(episode_id=episode_id or str(uuid4()), step_count=0, problem=info["problem"])
         return KernelObservation(text=text, turn=0)
 
