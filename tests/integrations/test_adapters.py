@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -231,6 +232,17 @@ def test_optuna_and_shinka_share_a_judge(config: Config, tmp_path: Path) -> None
         correct = json.loads((tmp_path / "correct.json").read_text())["correct"]
         score = json.loads((tmp_path / "metrics.json").read_text())["combined_score"]
         assert (correct, score) == (name == "right", float(name == "right"))
+
+
+def test_kernelagents_test_ends_with_the_result(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test of KernelAgent's worker fails for a kernel that is not right, with the feedback."""
+    monkeypatch.chdir(tmp_path)
+    for line in "return x * 2 + 1", "return x * 2":
+        Path("kernel.py").write_text(f"def kernel_function(x):\n    {line}\n")
+        with nullcontext() if "1" in line else pytest.raises(SystemExit, match="values"):
+            door("optuna", "kernel_function")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="NeMo-Gym needs Python 3.12")
