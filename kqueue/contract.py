@@ -246,7 +246,7 @@ class Timing(_Model):
     about a GPU."""
     max_error: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Half the width of the speedup's 95 % interval, relative to the speedup, above which the outcome is
-    ``timing_unstable``: at least 0.01 (a CPU reaches 0.03), or 0 for no limit. It applies to each shape."""
+    ``timing_unstable``: at least 0.01 (a CPU reaches 0.03), or 0 for no limit. Each of n shapes has √n times it."""
 
     @field_validator("max_error")
     @classmethod

@@ -279,7 +279,7 @@ def test_a_tool_starts_before_the_device_is_had(tool_rig: Rig) -> None:
     slot = tool_rig.slot
     asked = Request(problem=PROBLEM, kernel=PLAIN, backend="torch", settings=Settings())
     steps = Steps(StatusPage(), slot, asked.settings.total_s)
-    examining = Processes(asked, slot, tool_rig.forkserver, CpuTime()).examiner(steps)
+    examining = Processes(asked, slot, tool_rig.forkserver, CpuTime()).examiner(asked, steps)
     with opened(slot.lock) as others:
         fcntl.flock(others, fcntl.LOCK_EX)
         release = threading.Timer(WAIT_S, fcntl.flock, (others, fcntl.LOCK_UN))
@@ -318,7 +318,7 @@ def test_what_a_builder_has_made_is_not_compiled_under_a_tool(tool_rig: Rig) -> 
         candidate = processes.begin_candidate()
         assert processes.build(Observed()).libraries == 1
         candidate.process.stop()
-        examining = processes.examiner(steps)
+        examining = processes.examiner(asked, steps)
         error = examining.sanitize("memcheck").error or ""
         if "cannot be sealed here" in error:
             pytest.skip(error)

@@ -103,6 +103,20 @@ def reference(rig: Rig, name: str = "left") -> SealedProcess:
     return SealedProcess(rig.forkserver, profile, 60.0)
 
 
+def test_a_reference_of_several_shapes_is_kept(empty: Rig) -> None:
+    """It answers for the last shape that it has loaded, and then loads the first."""
+    problem = PROBLEM.replace("get_inputs():", "get_inputs(rows):").replace("4, 8", "rows, 8")
+    problem += "\nSHAPES = [{'args': {'rows': 4}}, {'args': {'rows': 5}}]\n"
+    wrong = KERNEL.replace(RETURN, f"{RETURN} * (1 if len(x) == 4 else 0)")
+    for use, (kernel, category) in enumerate([(KERNEL, None), (wrong, Category.WRONG_VALUES), (KERNEL, None)], 1):
+        outcome = empty.judge(request(kernel, problem))
+        assert (uses(outcome), outcome.passed) == (use, category is None), outcome
+        if category is None:
+            assert outcome.evidence.inputs[0].shape == (4, 8)
+        else:
+            assert (outcome.category, outcome.facts.shape) == (category, "rows=5")
+
+
 def test_verdicts_do_not_depend_on_a_kept_reference(empty: Rig) -> None:
     for use, (kernel, category) in enumerate([*KERNELS.items(), (KERNEL, Category.PASSED)], 1):
         outcome = empty.judge(request(kernel))
@@ -256,7 +270,7 @@ def memo_of(outcome: Outcome, *, used: int = 1, nbytes: int = 64, ended: bool = 
         return "digest"
 
     report = Report(End.EXITED, "reference", 0, 0, 0, 0, "")
-    process, proxy = SimpleNamespace(ended=report if ended else None), SimpleNamespace(arena_bytes=0, seed=3)
+    process, proxy = SimpleNamespace(ended=report if ended else None), SimpleNamespace(arena_bytes=0, seed=3, source="")
     reference = SimpleNamespace(proxy=proxy, case=case, process=process, digest=digest)
     return warm.memo_of(cast("Reference", reference), outcome, used)
 
@@ -268,7 +282,7 @@ def outcome_of(category: Category) -> Outcome:
 def test_the_policy_in_one_place() -> None:
     passed, wrong = outcome_of(Category.PASSED), outcome_of(Category.WRONG_VALUES)
     assert memo_of(passed) == warm.Memo(
-        uses=1, weights=3, drawn=2, seed=1, on_device=False, digest="digest", arena_bytes=0
+        uses=1, source=warm.hash_of(""), weights=3, drawn=2, seed=1, on_device=False, digest="digest", arena_bytes=0
     )
     assert memo_of(wrong, used=63) is not None
     assert memo_of(wrong, used=64) is None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -54,6 +55,7 @@ from workers.judge.channel.randomness import set_seed
 from workers.judge.channel.semaphores import Semaphores
 from workers.judge.channel.tensors import LASTING, MAX_DIMS, MAX_TENSORS, Location, TensorSpec, Where
 from workers.judge.channel.wire import Command, receive_command
+from workers.judge.host import linux
 
 #: Import name of the kernel's module.
 MODULE: Final = "kernel"
@@ -64,6 +66,8 @@ _MARKED_CALLS: Final = 16
 _MARKED_EVERY: Final = 8
 #: Number of first calls before each of which the host's free memory is marked too, which takes milliseconds.
 _MARKED_HOST_CALLS: Final = 4
+#: GPU memory in bytes that a model can leave to torch for the next one, because allocating it again costs time.
+_RESTING_BYTES: Final = 128 << 20
 #: Orders after which the judge sends another order at once.
 _PROMPT: Final = frozenset({Order.ENQUEUE, Order.RUN})
 
@@ -173,6 +177,7 @@ class Harness:
             Order.ALLOW: self._allow,
             Order.DESCRIBE: self._describe,
             Order.MOVE: self._move,
+            Order.REST: self._rest,
         }
 
     def obey(self, command: Command) -> Iterator[Reply]:
@@ -384,6 +389,22 @@ class Harness:
         for weight in weights_of(model):
             weight.data = weight.data.to(self.dtype_of(weight))
         return model
+
+    def _rest(self, command: Command) -> Reply:
+        """Drop the model, its buffers and its memory. The next model of the class has the order's seed."""
+        self.unbind(self.own.inputs)
+        self._job = replace(self._job, seed=command.seed)
+        self.own, self._moved = Instance(), {}
+        if not self.holds_sets:  # A candidate finds marks in its first calls of each shape.
+            self._calls, self._free_memory = 0, memory.FreeMemory()
+        linux.give_freed_memory_back()
+        if self.on_gpu:
+            self.exports.forget()
+            if torch.cuda.memory_allocated() > _RESTING_BYTES:
+                gc.collect()
+            if torch.cuda.memory_reserved() > _RESTING_BYTES:
+                torch.cuda.empty_cache()
+        return self.done(command)
 
     def _bind_inputs(self, command: Command) -> Reply:
         binding: Binding = command.payload

@@ -46,12 +46,9 @@ from workers.judge.channel.protocol import Answer, Reply, Tag
 from workers.judge.channel.randomness import set_seed
 from workers.judge.channel.tensors import LASTING, MAX_TENSORS, SHARED, Location, TensorSpec, View, widened
 from workers.judge.channel.wire import Command
-from workers.judge.host import linux
 
 #: Unused GPU memory in bytes that torch can cache during an evaluation. The candidate needs memory too.
 _CACHED_BYTES: Final = 1 << 30
-#: Unused GPU memory in bytes that torch can cache between evaluations, because allocating it again costs time.
-_RESTING_BYTES: Final = 128 << 20
 #: Total size in bytes up to which inputs are copied, because the problem can reuse its own tensors.
 _COPIED_BYTES: Final = 64 << 20
 #: Maximum number of changed buffers and parameters of which each answer has the values. Of more, as in deep networks, a
@@ -130,7 +127,7 @@ class ReferenceHarness(Harness):
         self._gradients: Gradients | None = None
         self._upstream: list[TensorSpec] = []
         #: Least CPU time in seconds of drawing an input set and of a forward, also in earlier evaluations.
-        self._cpu_s = {"draw_s": math.inf, "call_s": math.inf}
+        self._cpu_s: dict[str, float]
         #: Copy of the model in float64, for inputs in float64.
         self._wide = Instance()
         self.orders |= {
@@ -144,7 +141,6 @@ class ReferenceHarness(Harness):
             Order.ARENA: self._take_arena,
             Order.ANSWER: self._answer,
             Order.CHECK: self._check,
-            Order.REST: self._rest,
         }
 
     def take_module(self, module: Any) -> None:
@@ -152,6 +148,7 @@ class ReferenceHarness(Harness):
         if not isinstance(getattr(module, "Model", None), type) or not issubclass(module.Model, torch.nn.Module):
             raise ProblemError("the problem defines no class Model derived from torch.nn.Module")
         super().take_module(module)
+        self._cpu_s = {"draw_s": math.inf, "call_s": math.inf}
         self._get_inputs = getattr(module, "get_inputs", None)
         self._get_init_inputs = getattr(module, "get_init_inputs", None)
         self._checker = getattr(module, "check", None)
@@ -641,21 +638,17 @@ class ReferenceHarness(Harness):
         return self.done(command)
 
     def _rest(self, command: Command) -> Reply:
-        """Drop the evaluation's buffers, models and tensors."""
+        """Drop the shape's buffers, models and tensors."""
         self._sets, self._form, self._variants = {}, None, None
         self._mutated, self._effects, self._differentiates, self._unwatched = set(), None, False, []
         self._gradients, self._upstream = None, []
-        for instance in (self.own, self._wide):
-            self.unbind(instance.inputs)
-        self.own, self._wide = Instance(), Instance()
-        self.settle()
+        self.unbind(self._wide.inputs)
+        self._wide = Instance()
         self._close_arena()
-        linux.give_freed_memory_back()
+        reply = super()._rest(command)
         if self.on_gpu:
-            self.exports.forget()
-            if torch.cuda.memory_reserved() > _RESTING_BYTES:
-                torch.cuda.empty_cache()
-        return self.done(command)
+            torch.cuda.reset_peak_memory_stats()
+        return reply
 
     def _random_state(self) -> torch.Tensor:
         """Return the state of the generators, which changes when a call draws random numbers."""

@@ -97,7 +97,7 @@ class Order(IntEnum):
     """Reference: find the parameters on which the outputs for an input set (its number) do not depend because of such
     gates. The reply's message has their names, one in each line."""
     REST = 20
-    """Reference: free unused memory. The process can serve another evaluation later."""
+    """Drop the model, so that the process can serve another shape or evaluation. The next one has the order's seed."""
 
 
 class Call(IntEnum):

@@ -123,15 +123,18 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Request for the CPU time of the process."""
+    """Request for the process's figures so far (:class:`Counted`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """CPU time in seconds of a process and all its descendants, and the id of the process."""
+    """Figures of a running process, as in its :class:`Report`, and its id."""
 
     cpu_s: float
     pid: int
+    peak_bytes: int
+    output_bytes: int
+    log: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class SealedProcess:
         imports: the GPU memory that the process has shared.
         memory: the host memory of a process on a CPU, once the process has announced it.
         cpu_s: CPU time in seconds of the process and all its descendants under this judge, measured by trusted code.
-            Set by :meth:`count_cpu` and at the end.
+            Set by :meth:`count` and at the end.
     """
 
     def __init__(self, forkserver: ForkServer, profile: Profile, compile_s: float) -> None:
@@ -383,8 +383,8 @@ class SealedProcess:
         self.cpu_s = report.cpu_s - self._cpu_before_s
         self.close()
 
-    def count_cpu(self) -> None:
-        """Request the process's CPU time from the fork server. No order must be pending.
+    def count(self) -> Counted:
+        """Request the process's figures so far from the fork server. No order must be pending.
 
         Raises:
             EvaluationEnded: the process has died.
@@ -392,9 +392,10 @@ class SealedProcess:
         """
         self._notify(Count())
         match self._receive_message():
-            case Counted(seconds, pid):
-                self.cpu_s = seconds - self._cpu_before_s
-                self._clock = (~pid << 3) | _CPU_CLOCK
+            case Counted() as counted:
+                self.cpu_s = counted.cpu_s - self._cpu_before_s
+                self._clock = (~counted.pid << 3) | _CPU_CLOCK
+                return counted
             case report:
                 self._conclude(report)
                 raise self.died()
@@ -402,10 +403,10 @@ class SealedProcess:
     def cpu_ns(self) -> int:
         """Return the CPU time of the process's threads in nanoseconds, or 0 if the system does not report it.
 
-        No order must be pending at the first call, which is one of :meth:`count_cpu`.
+        No order must be pending at the first call, which is one of :meth:`count`.
         """
         if self._clock is None:
-            self.count_cpu()
+            self.count()
         assert self._clock is not None
         try:
             return time.clock_gettime_ns(self._clock)

@@ -201,7 +201,9 @@ class Watch:
             data = b""
         match control.unpack(data, (Compilers, Enter, Turn, Count, Stop, Closed)) if data else Stop():
             case Count():
-                counted = Counted(process.cpu_seconds(self.children.orphans()), process.pid)
+                process.read_output()
+                used_s = process.cpu_seconds(self.children.orphans())
+                counted = Counted(used_s, process.pid, process.peak, process.written, process.log)
                 with contextlib.suppress(OSError):  # the judge is gone
                     process.control.send(control.pack(counted))
             case Closed():

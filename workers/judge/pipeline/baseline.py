@@ -11,6 +11,7 @@ the kernel is timed, and :meth:`Baseline.settle` when the kernel is gone.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Final
 
 from kqueue.contract import Phase
@@ -19,7 +20,6 @@ from workers.judge.channel.orders import Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import estimator, timing
 from workers.judge.pipeline.blame import blaming
-from workers.judge.pipeline.clocks import Instruments
 from workers.judge.pipeline.context import Context
 from workers.judge.pipeline.estimator import Basis, Series
 from workers.judge.pipeline.exchange import Exchange
@@ -37,8 +37,9 @@ class Baseline:
         basis: the clock that times kernel and reference.
     """
 
-    def __init__(self, context: Context, environment_hash: str, reference: Reference, instruments: Instruments) -> None:
-        """Read the cached baseline. ``environment_hash`` is a part of its key."""
+    def __init__(self, context: Context, reference: Reference, recall: Callable[[], Reference]) -> None:
+        """Prepare for one shape. ``recall`` returns its reference again after other shapes have used the process."""
+        assert context.instruments is not None
         self._context = context
         self._settings = context.settings
         self._slot = context.slot
@@ -47,9 +48,9 @@ class Baseline:
         self._problem_hash = context.problem_hash
         self._shape = "" if context.shape is None else f" shape={context.shape.name}"
         self._shape += "" if context.pass_ is None else f" pass={context.pass_}"
-        self._environment_hash = environment_hash
-        self._reference = reference
-        self._instruments = instruments
+        self._environment_hash = context.environment_hash
+        self._reference, self._recall = reference, recall
+        self._instruments = context.instruments
         # A seed must not arrive before the clock starts, and the GPU's clock times work that was enqueued earlier.
         self.basis: Basis = "gpu_clock" if context.slot.on_gpu and not reference.form.draws else "cpu_clock"
         self._reference_blocks = False
@@ -99,7 +100,7 @@ class Baseline:
 
     def _take(self, basis: Basis, *, fine: bool = False) -> Measurement:
         """Measure the reference without the kernel, and cache the result."""
-        steps = self._steps
+        self._reference, steps = self._recall(), self._steps
         with steps.alone("measure_reference"), steps.backstop(Phase.TIME), self._reference.timed() as exchange:
             return self._time_reference(exchange, basis, replace=True, fine=fine)
 
@@ -182,6 +183,7 @@ class Baseline:
 
     def _begin_compiled(self) -> Exchange:
         """Prepare a process that runs the reference under ``torch.compile``."""
+        self._reference = self._recall()
         steps, reference, deadlines = self._steps, self._reference, self._settings.deadlines
         exchange, job = self._context.processes.begin_compiled()
         case, process = reference.cache.fresh(), exchange.process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
@@ -44,6 +45,12 @@ class Budget:
         self._steps = steps
         self._evidence = evidence
         self._booking: booking.Booking | None = None
+        #: Allowance in bytes of a candidate that has run on another shape.
+        self._held = 0
+
+    def turn_to(self, evidence: Observed, *, runs: bool) -> None:
+        """Book for another shape, with its ``evidence``. ``runs`` is True if the candidate can still hold memory."""
+        self._evidence, self._held = evidence, self.plan.candidate if runs and self._slot.on_gpu else 0
 
     @property
     def is_booked(self) -> bool:
@@ -61,6 +68,12 @@ class Budget:
 
     def book(self, wanted: plan.Plan) -> None:
         """Book a plan's GPU memory. If it is not free at once, release the earlier booking and wait."""
+        if self._held and not wanted.candidate:
+            # All slots together can draw first inputs next to such candidates of small problems.
+            share = self.whole["whole"] // self.whole["siblings"]
+            most = self.whole["whole"] if wanted.inputs else max(share, self._held + share // 2)
+            most = max(0, min(most, self.whole["whole"]) - self._held)
+            wanted = replace(wanted, reference=min(wanted.reference, most), candidate=self._held)
         self.plan = wanted
         if not self._slot.on_gpu:
             return

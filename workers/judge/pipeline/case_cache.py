@@ -266,15 +266,19 @@ class CaseCache:
 
     def clear(self) -> None:
         """Release all cases and free the process's unused memory."""
-        for case in list(self._held):
-            self._forget(case)
-        self._ready, self._over = [], []
+        self.forget()
         self._proxy.exchange.settle()
         self._proxy.order(Order.RELEASE, what="get_inputs()", payload=Release(all=True))
         self._process.imports.close()
         self._proxy.free_arena()
         if self._proxy.device == "cuda":
             torch.cuda.empty_cache()
+
+    def forget(self) -> None:
+        """Clear the tensors of all cases before the process frees them."""
+        for case in list(self._held):
+            self._forget(case)
+        self._ready, self._over = [], []
 
     def _forget(self, case: Case) -> int | None:
         """Clear a case's tensors before the process releases them, and return its slot, if it has one."""

@@ -50,8 +50,10 @@ SERIES_S: Final[dict[Basis, float]] = {"gpu_clock": 1.0, "cpu_clock": 0.2}
 _IN_TURN_SLACK: Final = (10e3, 0.02)
 #: Duration of calls in nanoseconds above which a context switch is too short to be seen.
 _LONG_NS: Final = 280e3 / _IN_TURN_SLACK[1]
-#: Number of calls after which overhead calls that take longer than the calls are no accident.
+#: Number of calls after which overhead calls that take longer than the calls are no accident, and the least number of
+#: them for one of several shapes.
 _CERTAIN: Final = 30
+_CERTAIN_OF_SHAPE: Final = 10
 #: Sufficient precision of the launch overhead relative to the precision of the calls.
 _OVERHEAD_PART: Final = 0.25
 #: Half width in nanoseconds at which any median is precise enough, because a GPU's clock is no finer.
@@ -270,9 +272,30 @@ class Series:
         return width <= max(wanted * net, _RESOLUTION_NS)
 
 
+class Share(Timing):
+    """The settings for one of several shapes, which share the time for the calls of one."""
+
+    parts: int
+    """Number of the shapes."""
+
+
+def share(timing: Timing, parts: int) -> Timing:
+    """Return the settings for one of several shapes. Their mean is about as precise as the time of one shape alone."""
+    # Errors of independent shapes add up in squares.
+    changed = {"max_error": timing.max_error * math.sqrt(parts), "parts": parts}
+    return Share.model_validate(dict(timing) | changed) if parts > 1 else timing
+
+
+def _looks(timing: Timing) -> tuple[float, int, int, float]:
+    """Return the values of :data:`_LOOKS`, and the share of the time, for one of several shapes."""
+    (precision, fewest, more), parts = _LOOKS[timing.purpose], timing.parts if isinstance(timing, Share) else 1
+    counts = max(FEWEST, math.ceil(fewest / parts)), max(2, math.ceil(more / parts))
+    return precision * math.sqrt(parts), *counts, 1 / parts
+
+
 def most_before_look(timing: Timing) -> int:
     """Return the maximum number of calls before the first look at their precision."""
-    _, fewest, more = _LOOKS[timing.purpose]
+    _, fewest, more, _ = _looks(timing)
     return min(timing.calls, fewest + more - 1)
 
 
@@ -292,7 +315,7 @@ class Stopping:
         self._timing = timing
         self._random = chance
         self.series = series
-        self._precision, fewest, more = _LOOKS[timing.purpose]
+        self._precision, fewest, more, self._share = _looks(timing)
         self.first_look = fewest + int(chance.random() * more)
         self._beside_s = 0.0
         self._alone = alone
@@ -330,7 +353,8 @@ class Stopping:
         own, *beside = self.series
         done = all(self._suffices(series, seconds, late=late) for series in self.series)
         if done and not late and len(own.calls) < self._timing.calls:
-            done = is_settled(own, *beside) and all(map(is_settled, beside))
+            certain = max(_CERTAIN_OF_SHAPE, int(_CERTAIN * self._share))
+            done = is_settled(own, *beside, certain=certain) and all(is_settled(one, certain=certain) for one in beside)
             self._needs_overheads = not done
         return done
 
@@ -347,25 +371,26 @@ class Stopping:
         return series is not self.series[0] and self._beside_s > self._limit_s(series)
 
     def _limit_s(self, series: Series) -> float:
-        return SERIES_S["gpu_clock" if self._alone else series.basis]
+        return SERIES_S["gpu_clock" if self._alone else series.basis] * self._share
 
 
-def is_settled(series: Series, reference: Series | None = None) -> bool:
+def is_settled(series: Series, reference: Series | None = None, *, certain: int = _CERTAIN) -> bool:
     """Return whether the clock of a series' time is settled. If not, more calls and overhead calls are needed.
 
-    A few overhead calls can all be too short or too long. Then they are longer than the calls by more than the clock's
-    error, or the judge's clock does not confirm the process's own. Only a precise median refutes it: time slices of
-    other contexts can lengthen most of a few calls.
+    A few overhead calls can all be too short or too long. Then they are longer than the calls, on a GPU by more than
+    the clock's error, or the judge's clock does not confirm the process's own. Only a precise median refutes it: time
+    slices of other contexts can lengthen most of a few calls.
 
     Args:
         reference: for a candidate, the series of the reference in turn with it.
+        certain: number of calls after which longer overhead calls are no accident.
     """
     both = [series] if reference is None else [series, reference]
     overhead = min(statistics.median(one.overheads) for one in both)
     net = statistics.median(series.calls) - overhead + series.empty_ns
     errors = _ERRORS[series.basis]
-    if net < -errors.outside[0]:
-        return len(series.calls) >= _CERTAIN
+    if net < (-errors.outside[0] if series.basis == "gpu_clock" else 0.0):
+        return len(series.calls) >= certain
     if series.basis != "gpu_clock" or net > errors.limit_ns or not series.has_own:
         return True
     excess, width = _excess_ns(series, net, reference), half_width(series.calls)
@@ -422,11 +447,9 @@ def summarise(
     taken = overhead_ns - series.empty_ns
     times = [max(call, least) - taken for call in series.calls]
     own = _own_times(series, middle - taken, reference) if fine and not least else None
-    samples, (fixed, share) = (series.calls, series.overheads), _ERRORS[series.basis].outside
+    samples = (series.calls, series.overheads)
     if own is not None:
-        times, samples, (fixed, share) = own, (series.own, series.own_overheads), _ERRORS[series.basis].own
-    if on_gpu and series.basis == "cpu_clock":
-        fixed = max(fixed, _WAITING_NS)
+        times, samples = own, (series.own, series.own_overheads)
     between = 0.0 if on_gpu or reference is None else series.between_ns
     if is_late := between > _BETWEEN * statistics.median(times):
         times = [each + between for each in times]
@@ -436,7 +459,7 @@ def summarise(
     deviate = _DEVIATES[len(times) > most_before_look(timing)]
     few = _FEW.get(len(samples[1]), 1.0) if own is not None else 1.0
     widths = half_width(samples[0], deviate), few * half_width(samples[1])
-    error_ms = math.hypot(*widths, fixed, share * median * 1e6) / 1e6
+    error_ms = math.hypot(*widths, _clock_error_ns(series.basis, median, on_gpu=on_gpu, fine=own is not None)) / 1e6
     return Measurement(
         basis=series.basis, purpose=timing.purpose, count=len(times), discarded=series.discarded,
         precision=half_width(samples[0]) / 1e6 / median if median > 0 else None, low_ms=max(0.0, median - error_ms),
@@ -446,6 +469,21 @@ def summarise(
         clocks=Clocks.model_validate(series.clocks), histogram=_histogram(times, q3 + _FAR * (q3 - q1)),
         samples_ms=tuple(round(each, 6) for each in times), between_ms=between / 1e6 if is_late else None,
     )  # fmt: skip
+
+
+def _clock_error_ns(basis: Basis, median_ms: float, *, on_gpu: bool, fine: bool) -> float:
+    fixed, share = _ERRORS[basis].own if fine else _ERRORS[basis].outside
+    if on_gpu and basis == "cpu_clock":
+        fixed = max(fixed, _WAITING_NS)
+    return math.hypot(fixed, share * median_ms * 1e6)
+
+
+def common_error(taken: Measurement, *, on_gpu: bool) -> float:
+    """Return the part of a time's relative error that is the same for all shapes of a process: the clock's."""
+    if not taken.median_ms:
+        return 0.0
+    error_ns = _clock_error_ns(taken.basis, taken.median_ms, on_gpu=on_gpu, fine=taken.is_fine)
+    return error_ns / 1e6 / taken.median_ms
 
 
 def _own_times(series: Series, outside_ns: float, reference: Series | None) -> list[float] | None:

@@ -247,9 +247,12 @@ class Candidate(Exchange):
     """
 
     def __init__(
-        self, process: SealedProcess, opening: int, job: Job, form: Form, settings: Settings, device: str
+        self, process: SealedProcess, opening: int | None, job: Job, form: Form, settings: Settings, device: str
     ) -> None:
-        """Use a process, which knows nothing of the kernel, without waiting for its order ``opening``."""
+        """Use a process, which knows nothing of the kernel, without waiting for its order ``opening``.
+
+        ``opening`` is None if the process has imported the kernel for another shape.
+        """
         super().__init__(process, form, device)
         self.activities: list[Activity] | None = None
         self.setup_ms: float | None = None
@@ -261,17 +264,19 @@ class Candidate(Exchange):
     def construct(
         self, init_inputs: list[Any] | dict[str, Any] | tuple[Any, ...], case: Case, plan: Plan, *, warm_up: bool
     ) -> None:
-        """Import the source, construct the model and share filled inputs.
+        """Import the source unless the process has, construct the model and share filled inputs.
 
         ``warm_up`` is True to compile the first call's code now, while the device is not exclusive.
 
         Raises:
             ForkServerError: the process could not open the device. None of the kernel's code has run.
         """
-        await_opening(self.process, self._opening)
+        if self._opening is not None:
+            await_opening(self.process, self._opening)
         self.process.enter(Phase.LOAD, self._deadlines.load_s)
         self.process.order(Order.ALLOW, payload=plan.candidate)
-        self.process.order(Order.LOAD, payload=self._job)
+        if self._opening is not None:
+            self.process.order(Order.LOAD, payload=self._job)
         self.process.enter(Phase.CONSTRUCT, self._deadlines.construct_s)
         self.process.order(Order.CONSTRUCT, payload=init_inputs)
         self.setup_ms = self.set_up(case.inputs)
@@ -281,6 +286,19 @@ class Candidate(Exchange):
             self.process.order(Order.WARM_UP)
         if self._device == "cuda" and self._settings.timing.enabled:
             self.process.share_flags()
+
+    def renewed(self, seed: int) -> Candidate:
+        """Return the process without its model, for one with weights of another seed.
+
+        Raises:
+            EvaluationEnded: the process has died, or did not free its memory in time.
+        """
+        self.unbind()
+        self.process.enter(Phase.CONSTRUCT, self._deadlines.construct_s)
+        self.process.order(Order.REST, seed=seed)
+        self.process.imports.close()
+        self.process.allow_compilers(self._deadlines.compile_s)
+        return Candidate(self.process, None, replace(self._job, seed=seed), self.form, self._settings, self._device)
 
     def prepare_calls(self, specs: Sequence[TensorSpec], forward_s: float) -> None:
         """Begin the check phase and send the form of the outputs. ``forward_s`` is the time of the reference's forward.

@@ -175,7 +175,11 @@ class Sharing:
 
 
 class Device:
-    """The GPU of one evaluation, before its kernel uses it and after the kernel is gone. A CPU is not tested."""
+    """The GPU of one evaluation, before its kernel uses it and after the kernel is gone. A CPU is not tested.
+
+    Attributes:
+        evidence: the evidence of the present shape.
+    """
 
     def __init__(
         self, slot: SlotConfig, backend: JudgeBackend, steps: Steps, evidence: Observed, *, timed: bool
@@ -184,7 +188,7 @@ class Device:
         self._slot = slot
         self._backend = backend
         self._steps = steps
-        self._evidence = evidence
+        self.evidence = evidence
         self._is_timed = timed and slot.on_gpu
         self._sharing = Sharing(slot.device if self._is_timed else None, slot.gpu_shared)
         self._memory: Memory | None = None
@@ -205,7 +209,7 @@ class Device:
                 for number in reversed(range(self.count)):
                     try:
                         with torch.cuda.device(number):
-                            self._evidence.self_test = test()
+                            self.evidence.self_test = test()
                     except EvaluationEnded as ended:
                         if number:
                             self._backend.doubt(self._slot.peers[number - 1], ended.outcome.message)
@@ -217,7 +221,7 @@ class Device:
         """Test the GPU after foreign code ran on it. Replace the outcome if the GPU is damaged."""
         if not self._slot.on_gpu or outcome.category is Category.GPU_UNHEALTHY:
             return outcome
-        leaked = self._evidence.leaked_bytes = self._memory.leak() if self._memory is not None else None
+        leaked = self.evidence.leaked_bytes = self._memory.leak() if self._memory is not None else None
         if leaked:
             self.doubt(f"{leaked} bytes of its memory belong to no process after an evaluation")
         if self._passed:
@@ -250,7 +254,7 @@ class Device:
         finally:
             if self._is_timed:
                 foreign_processes = self._sharing.foreign_processes
-                self._evidence.foreign_processes = "unknown" if foreign_processes is None else foreign_processes
+                self.evidence.foreign_processes = "unknown" if foreign_processes is None else foreign_processes
 
 
 def _family() -> int | None:

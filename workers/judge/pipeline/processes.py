@@ -31,7 +31,7 @@ from workers.judge.pipeline.cpu import CpuTime
 from workers.judge.pipeline.evidence import Observed
 from workers.judge.pipeline.examine import Examiner
 from workers.judge.pipeline.exchange import Candidate, Exchange, await_opening
-from workers.judge.pipeline.reference import Reference
+from workers.judge.pipeline.reference import BOUNDS, Reference
 from workers.judge.pipeline.steps import Steps
 from workers.judge.sandbox import shelf
 from workers.judge.sandbox.seal import Profile, Role
@@ -41,6 +41,8 @@ from workers.judge.slot_config import SlotConfig
 _REFERENCE_HOST: Final = 4
 #: Maximum time in seconds for a kept reference to reproduce an earlier answer, and for its compilers.
 _KEPT_S: Final = 10.0
+#: Limits on hidden variants of further shapes of a problem, whose first shape gets all.
+_FURTHER: Final = {"variants": 4, "timed": 1}
 
 
 class Processes:
@@ -71,20 +73,16 @@ class Processes:
         self.reference: Reference | None = None
         self.candidate: Candidate | None = None
         self.builder: Build | Reuse | None = None
-        self._request = request
-        # A kernel that knew the seed could hold the weights, or answers that depend on them alone.
-        self._seed = secrets.randbits(63) if request.settings.seed is None else request.settings.seed
-        self._settings = request.settings
+        self._device = "cuda" if slot.on_gpu else "cpu"
+        self.turn_to(request, pass_)
         self._deadlines = request.settings.deadlines
         self._slot = slot
         self._forkserver = forkserver
         self._cpu = cpu
-        self._device = "cuda" if slot.on_gpu else "cpu"
         #: Without uids, a leftover of one process could be blamed on a later kernel.
         self._keeps = slot.keeps_processes and slot.uid is not None
         # A reference that computes gradients has another form of calls than a kept one.
         self._keeps_reference = self._keeps and pass_ is None
-        self._pass = pass_
         #: Key under which the reference is kept.
         self._key = f"{warm.key(request, self._device)}{forkserver.caches}"
         self._memo: warm.Memo | None = None
@@ -98,12 +96,27 @@ class Processes:
         #: All processes except the reference's.
         self._others: list[SealedProcess] = []
 
-    def begin_reference(self) -> Reference:
-        """Reuse the reference that is kept for this problem, or fork a new one.
+    def turn_to(self, request: Request, pass_: Pass | None, *, is_further: bool = False) -> None:
+        """Judge this shape or pass of the problem from now on, with new weights.
 
-        Next to a kept reference the candidate is forked at once. A new reference opens the device first, because the
-        driver opens it for one process at a time.
+        ``is_further`` is True if the kernel has passed another one.
         """
+        self._bounds = replace(BOUNDS[self._device], **_FURTHER if is_further else {})
+        self._request, self._settings, self._pass = request, request.settings, pass_
+        # A kernel that knew the seed could hold the weights, or answers that depend on them alone.
+        self._seed = secrets.randbits(63) if request.settings.seed is None else request.settings.seed
+
+    def begin_reference(self) -> Reference:
+        """Reuse the reference of this evaluation, or the one that is kept for its problem, or fork a new one.
+
+        A candidate that runs drops its model, because both processes then serve another shape or pass. Next to a kept
+        reference the candidate is forked at once. A new reference opens the device first, because the driver opens it
+        for one process at a time.
+        """
+        if self.reference is not None:
+            if self.candidate is not None and self.candidate.process.ended is None:
+                self.candidate = self.candidate.renewed(self._seed)
+            return self._renew_reference(self.reference)
         if self._keeps_reference and (kept := self._forkserver.take(self._key)) is not None:
             message, descriptors = kept
             process = SealedProcess.taken(
@@ -114,6 +127,7 @@ class Processes:
                 compile_s=min(self._deadlines.compile_s, _KEPT_S),
                 cpu_before_s=message.cpu_s,
             )
+            self._cpu.count(Role.REFERENCE, process)
             reference = self._hold(process)
             reference.proxy.left_s = min(self._deadlines.reference_s, _KEPT_S)
             self._memo = warm.Memo.model_validate(message.memo)
@@ -123,7 +137,9 @@ class Processes:
         return self._fork_reference()
 
     def make_reference_ready(self, evidence: Observed, allowed_bytes: int) -> Reference:
-        """Construct the reference's model. Replace a kept reference whose answer has changed.
+        """Construct the reference's model, of which a kept process can have another shape.
+
+        Replace a kept reference whose answer has changed.
 
         Args:
             evidence: gets the facts of the process, and the reason if it was replaced.
@@ -132,9 +148,9 @@ class Processes:
         Raises:
             EvaluationEnded: the problem failed.
         """
-        reference, memo = self.reference, self._memo
+        reference, memo, self._memo = self.reference, self._memo, None
         assert reference is not None
-        evidence.reference = process = ReferenceProcess(kept=memo is not None, uses=self._uses)
+        evidence.reference = process = ReferenceProcess(kept=self._uses > 1, uses=self._uses)
         if memo is not None:
             try:
                 reference.proxy.allow(allowed_bytes)
@@ -142,19 +158,21 @@ class Processes:
                 reference.proxy.construct(memo.weights)
                 case = reference.cache.again(memo.drawn, memo.seed, on_device=memo.on_device)
                 reference.answer(case)
-                if reference.digest(case) == memo.digest:
+                is_right = reference.digest(case) == memo.digest
+                if is_right and memo.source == warm.hash_of(reference.proxy.source):
                     reference.cache.drop([case])
                     reference.case = None
                     if memo.weights != self._seed:
                         reference.proxy.construct(self._seed)
                     reference.proxy.renew()
                     return reference
-                why = "its answer to an earlier input has changed"
+                why = "" if is_right else "its answer to an earlier input has changed"
             except EvaluationEnded as ended:
                 why = ended.outcome.message
-            evidence.reference = process.model_copy(update={"replaced": why})
-            reference.proxy.discard()
-            reference = self._fork_reference()
+            if why:
+                evidence.reference = process.model_copy(update={"replaced": why})
+                reference.proxy.discard()
+            reference = self._renew_reference(reference)
         reference.proxy.load()
         reference.proxy.allow(allowed_bytes)
         reference.proxy.construct(self._seed)
@@ -255,9 +273,12 @@ class Processes:
         process.order(Order.ALLOW, payload=self.reference.proxy.allowed_bytes)
         return exchange, self._job(problem, "Model", compiled=True, built=built or "")
 
-    def examiner(self, steps: Steps) -> Examiner:
-        """Return the examiner, which runs the kernel in new processes after all current ones have ended."""
-        job = self._job(self._request.kernel, static.ENTRY)
+    def examiner(self, request: Request, steps: Steps) -> Examiner:
+        """Return the examiner, which runs the kernel in new processes after all current ones have ended.
+
+        ``request`` has the problem with the shape to run.
+        """
+        job = self._job(request.kernel, static.ENTRY)
 
         def fork() -> tuple[SealedProcess, Job]:
             if not self._libraries:
@@ -267,7 +288,7 @@ class Processes:
                 shelf.fill(Path(built), self._libraries)
             return self._fork(self._profile(Role.EXAMINED, built=built)), replace(job, built=built)
 
-        return Examiner(self._request, self._device, fork, steps)
+        return Examiner(request, self._device, fork, steps)
 
     def begin_tests(self) -> SealedProcess:
         """Fork the process that waits for a repository's tests to run."""
@@ -312,16 +333,30 @@ class Processes:
             return str(error)
         return ""
 
+    def _renew_reference(self, earlier: Reference) -> Reference:
+        """Return the reference of the present shape in the earlier one's process, or in a new one if that fails."""
+        if earlier.process.ended is None:
+            with contextlib.suppress(EvaluationEnded):
+                earlier.cache.forget()
+                earlier.proxy.rest()
+                reference = self._hold(earlier.process)
+                reference.proxy.built = earlier.proxy.built
+                reference.proxy.renew()
+                return reference
+            earlier.proxy.discard()
+        return self._fork_reference()
+
     def _hold(self, process: SealedProcess) -> Reference:
-        self._cpu.count(Role.REFERENCE, process)
-        self.reference = Reference(process, self._request.problem, self._settings, self._device)
+        self.reference = Reference(process, self._request.problem, self._settings, self._device, self._bounds)
         self.reference.proxy.tree = self._request.tree_of(self._request.problem)
         return self.reference
 
     def _fork_reference(self) -> Reference:
         built = self._place_of_problem()
         profile = self._profile(Role.REFERENCE, built=built)
-        reference = self._hold(SealedProcess(self._forkserver, profile, self._deadlines.compile_s))
+        process = SealedProcess(self._forkserver, profile, self._deadlines.compile_s)
+        self._cpu.count(Role.REFERENCE, process)
+        reference = self._hold(process)
         self._uses = 1
         reference.proxy.begin(self._member)
         self._build_problem(built)

@@ -319,6 +319,18 @@ class ReferenceProxy:
         self.process.enter(Phase.REFERENCE, self.left_s)
         self.process.allow_compilers(self.settings.deadlines.compile_s)
 
+    def rest(self) -> None:
+        """Have the process drop the problem's model and tensors, so that it can load another shape of it.
+
+        Raises:
+            EvaluationEnded: the process did not free its memory in time.
+        """
+        self.exchange.settle()
+        self.process.enter(Phase.CLEANUP, _REST_S)
+        self.process.order(Order.REST)
+        self.process.imports.close()
+        self.free_arena()
+
     def discard(self) -> None:
         """End the process, and free its memory in the judge."""
         self.process.stop()
@@ -332,10 +344,9 @@ class ReferenceProxy:
             EvaluationEnded: the process did not free its memory in time.
             ForkServerError: the fork server is gone.
         """
-        self.process.enter(Phase.CLEANUP, _REST_S)
         self.process.allow_compilers(0.0)
-        self.process.order(Order.REST)
-        self.process.count_cpu()
+        self.rest()
+        self.process.count()
         self.process.leave(key, memo, wanted)
 
 

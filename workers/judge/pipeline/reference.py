@@ -79,6 +79,7 @@ class Bounds:
         varied_bytes: size of the largest inputs of which all variants are made. Larger inputs get the variants that
             exist for any size.
         arena_bytes: size of the largest arena, or 0 for none.
+        variants, timed: maximum number of hidden variants, and of those among the timed calls.
     """
 
     quick_s: float
@@ -87,6 +88,8 @@ class Bounds:
     host_bytes: int
     varied_bytes: int
     arena_bytes: int
+    variants: int = sys.maxsize
+    timed: int = 3
 
 
 BOUNDS: Final = {
@@ -101,6 +104,7 @@ class Reference:
     """A problem's reference for one evaluation.
 
     Attributes:
+        bounds: limits on work beyond the given cases.
         proxy, cache, oracle: the parts. They share the process, its settings and the form of its calls.
         checker: the check that comes with the problem, or None if the comparison decides.
         written_bytes: bytes of the outputs that are neither inputs nor weights, reported by the process.
@@ -120,10 +124,10 @@ class Reference:
         bounds: Bounds | None = None,
     ) -> None:
         """Use a new or kept process, which runs nothing yet. ``bounds`` replaces the device's :data:`BOUNDS`."""
-        self._bounds = bounds or BOUNDS[device]
+        self.bounds = bounds or BOUNDS[device]
         self.proxy = ReferenceProxy(process, source, settings, device)
         self.cache = CaseCache(self.proxy)
-        self.oracle = Oracle(self.proxy, self._bounds.exact_s, self._bounds.host_bytes)
+        self.oracle = Oracle(self.proxy, self.bounds.exact_s, self.bounds.host_bytes)
         self.checker: checker.Checker | None = None
         bound = static.check_bound(source) if settings.comparison is Comparison.STRICT else None
         if bound is not None:
@@ -162,7 +166,7 @@ class Reference:
         """True if the reference is also run in float64."""
         # A GPU can take long for large inputs, whatever the CPU time.
         may_take_long = self.device == "cuda" and not self.cache.is_roomy
-        return max(self.call_s, self.forward_s if may_take_long else 0.0) <= self._bounds.quick_s
+        return max(self.call_s, self.forward_s if may_take_long else 0.0) <= self.bounds.quick_s
 
     @property
     def _precision(self) -> Precision:
@@ -194,7 +198,7 @@ class Reference:
         """Answer the first case, which determines the form of a call's outputs. Return the GPU memory that it took."""
         self.answer(first, exactly=False)
         taken = self.proxy.taken()
-        if self._bounds.quick_s < taken.call_s < _COLD_S:
+        if self.bounds.quick_s < taken.call_s < _COLD_S:
             first.outputs = self._outputs(self._call(first, afresh=True))
             taken = self.proxy.taken()
         self._learn_state(taken)
@@ -238,7 +242,7 @@ class Reference:
         """
         cache, given = self.cache, list[Case]()
         if cache.is_roomy:
-            self.proxy.share_arena(min(cache.wanted_arena(), self._bounds.arena_bytes))
+            self.proxy.share_arena(min(cache.wanted_arena(), self.bounds.arena_bytes))
             given = cache.given(self.settings.checks - 1, on_device=first.on_device)
         elif self._most >= len(self._kinds):
             return [cache.new(kind, drawn=first.drawn, on_device=first.on_device) for kind in self._kinds]
@@ -253,7 +257,7 @@ class Reference:
         if not cache.varies:
             return
         kinds = [*(STEADY if cache.is_bound else ANY_SIZE), REGION]
-        is_small = cache.is_roomy and cache.input_bytes <= self._bounds.varied_bytes and not cache.is_bound
+        is_small = cache.is_roomy and cache.input_bytes <= self.bounds.varied_bytes and not cache.is_bound
         if not (cache.is_roomy or self._is_fp32):
             kinds.remove("skewed")  # Many values in one sum need an exact answer.
         if is_small:
@@ -262,10 +266,10 @@ class Reference:
         if seconds < _FEWER[0][0] and self.oracle.is_useful:
             if is_small and self.case is not None and self.oracle.may_ask(self.case):
                 kinds += KINDS
-            elif self._precision is Precision.FP32 and not cache.is_bound and self.forward_s < self._bounds.larger_s:
+            elif self._precision is Precision.FP32 and not cache.is_bound and self.forward_s < self.bounds.larger_s:
                 kinds.append(LARGER)
         affordable = _VARIED_SHARE * self.settings.deadlines.reference_s / _VARIED_CALLS
-        most = min(most, int(affordable / seconds) if seconds else sys.maxsize)
+        most = min(most, self.bounds.variants, int(affordable / seconds) if seconds else sys.maxsize)
         if most < len(kinds):
             random.SystemRandom().shuffle(kinds)
         self.wants_region = REGION in kinds[:most]

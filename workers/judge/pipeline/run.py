@@ -7,8 +7,10 @@ else overlaps with all work of other slots.
 
 from __future__ import annotations
 
-import functools
+import itertools
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -23,6 +25,7 @@ from workers.judge.channel import flags
 from workers.judge.channel.gpu_memory import CudaCallError
 from workers.judge.channel.protocol import Tag
 from workers.judge.ending import EvaluationEnded
+from workers.judge.forkserver.control import Counted, Report
 from workers.judge.forkserver.handle import ForkServer
 from workers.judge.host.status_page import StatusPage
 from workers.judge.pipeline import group, passes, static
@@ -33,11 +36,11 @@ from workers.judge.pipeline.pytest_run import run_tests
 from workers.judge.pipeline.shapes import Judged, combine
 from workers.judge.pipeline.sizes import judge_further
 from workers.judge.pipeline.stages import clean_up
-from workers.judge.pipeline.stages.conclude import conclude
+from workers.judge.pipeline.stages.conclude import begin_stop, conclude, stop, verify
 from workers.judge.pipeline.stages.load import build, load
-from workers.judge.pipeline.stages.measure import measure
+from workers.judge.pipeline.stages.measure import Measured, measure
 from workers.judge.pipeline.stages.prepare import prepare
-from workers.judge.pipeline.stages.refer import refer
+from workers.judge.pipeline.stages.refer import Referenced, refer
 from workers.judge.slot_config import SlotConfig
 
 #: Categories of checks that took too long: the kernel's, or the reference's, which draws and answers between them.
@@ -59,73 +62,217 @@ def evaluate(
     Raises:
         Exception: the judge itself failed, which shows nothing about the kernel.
     """
-    around, cpu = (slot, backend, status_page, forkserver), CpuTime()
-    judge = functools.partial(_judge, request, *around, cpu)
     listed, backward = static.shapes_of(request), static.asks_backward(request)
-    if not listed and not backward:
-        if request.settings.policies.shapes is Policy.ALLOW:
-            return judge()
-        with forkserver.one_build():
-            if not (outcome := judge()).passed:
-                return outcome
-            return judge_further(outcome, request, lambda other: _judge(other, *around, cpu, is_first=False))
-    results: list[Judged] = []
+    both, further = (Pass.BOTH if backward else None), None
+    whole = _Evaluation(slot, backend, status_page, forkserver, max(1, len(listed)))
+    judged: list[tuple[Shape | None, list[_Turn]]] = []
     with forkserver.one_build():
         for shape in listed or (None,):
-            begun = time.monotonic()
-            outcome = judge(shape, Pass.BOTH if backward else None, is_first=not results)
-            if backward and outcome.runtime is not None:
-                outcome = passes.combine(outcome, judge(shape, Pass.FORWARD, is_first=False))
-            if shape is None:
-                return outcome
-            results.append(Judged(shape, outcome, time.monotonic() - begun))
-            if not outcome.passed:
+            if judged and not whole.goes_on():
                 break
-    return combine(listed, results)
+            judged.append((shape, turns := [whole.judge(request, shape, both)]))
+            if backward and turns[0].context.settings.timing.enabled and whole.goes_on():
+                turns.append(whole.judge(request, shape, Pass.FORWARD))
+        asks_further = not listed and not backward and request.settings.policies.shapes is not Policy.ALLOW
+        if asks_further and whole.goes_on():
+            further = judge_further(request, lambda other: whole.judge(other, optional=True).result)
+        whole.end()
+    results: list[Judged] = []
+    for shape, turns in itertools.takewhile(lambda _: not results or results[-1].outcome.passed, judged):
+        outcome = turns[0].result
+        if len(turns) > 1 and outcome.passed:
+            outcome = passes.combine(outcome, turns[1].result)
+        if shape is None:
+            return outcome if further is None or not outcome.passed else further(outcome)
+        results.append(Judged(shape, outcome, sum(turn.seconds for turn in turns)))
+    return combine(listed, results, on_gpu=slot.on_gpu)
 
 
-def _judge(
-    request: Request,
-    slot: SlotConfig,
-    backend: JudgeBackend,
-    status_page: StatusPage,
-    forkserver: ForkServer,
-    cpu: CpuTime,
-    shape: Shape | None = None,
-    pass_: Pass | None = None,
-    *,
-    is_first: bool = True,
-) -> Outcome:
-    """Judge a pass of a request, or of one shape of it. Start again with more resources if it failed for lack of them.
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """The judgement of a shape or a pass, from its context on.
 
-    ``cpu`` counts the CPU time of all processes. ``is_first`` is False if the kernel has passed another shape or pass.
+    Attributes:
+        outcome: None as long as it can pass.
+        found: the reference and the times of a kernel that can pass.
+        ran_out: whether the reference ran out of its memory.
+        seconds: the time that it has taken.
     """
-    granted = frozenset[Grant]()
-    while True:
-        context = Context(request, slot, backend, status_page, forkserver, cpu, granted, shape, pass_)
-        outcome, ran_out = _run(context)
-        outcome, reports = clean_up.settle(context, outcome)
-        missing = _missing_grant(context, outcome, ran_out=ran_out)
-        is_shown = shape is None or not shape.held_out
-        if missing is None and is_shown and (is_first or not outcome.passed):
-            clean_up.examine_kernel(context, outcome)
-        if outcome.blame in (Blame.NONE, Blame.CANDIDATE):
+
+    context: Context
+    outcome: Outcome | None = None
+    found: tuple[Referenced, Measured] | None = None
+    is_verified: bool = False
+    ran_out: bool = False
+    seconds: float = 0.0
+
+    @property
+    def is_hidden(self) -> bool:
+        """True if only the result is shown."""
+        return self.context.shape is not None and self.context.shape.held_out
+
+    @property
+    def result(self) -> Outcome:
+        """The outcome, or a pass as long as there is none."""
+        return self.outcome or Outcome(category=Category.PASSED, message="")
+
+    def run(self) -> Outcome | None:
+        """Run the stages up to the last call. Return the outcome if it is known."""
+        context = self.context
+        prepare(context)
+        with context.watch:
+            if context.request.backend == PYTEST:
+                return run_tests(context)
+            if world := static.world(context.request.problem):
+                return group.judge(context, world)
+            referenced, candidate = refer(context), build(context)
+            load(context, referenced, candidate)
+            self.found = referenced, measure(context, referenced, candidate)
+        return None
+
+    def verify(self) -> None:
+        """Verify the timed calls, once."""
+        if self.found is not None and not self.is_verified:
+            verify(self.context, self.found[1])
+            self.is_verified = True
+
+    def finish(self) -> None:
+        """Verify the timed calls while the candidate ends, which all turns have shared."""
+        context, candidate = self.context, self.context.processes.candidate
+        assert candidate is not None
+        begin_stop(context, candidate)
+        self.verify()
+        stop(context, candidate)
+        context.device.test(final=True)
+
+    def conclude(self) -> Outcome:
+        """Return the outcome when the candidate is gone."""
+        assert self.found is not None
+        with self.context.watch:
+            return conclude(self.context, *self.found)
+
+    def attempt(self, work: Callable[[], Outcome | None]) -> None:
+        """Do a part of the work, which can decide the outcome."""
+        context, begun = self.context, time.monotonic()
+        try:
+            self.outcome = work()
+        except EvaluationEnded as ended:
+            context.compared.add(ended.outcome.facts.errors, ended.faults)
+            self.outcome, self.ran_out = _doubted(context, ended), isinstance(ended, OutOfAllowance)
+        except (torch.OutOfMemoryError, torch.AcceleratorError, CudaCallError) as error:
+            self.outcome = clean_up.blame_for(context, error)
+        self.seconds += time.monotonic() - begun
+
+
+class _Evaluation:
+    """The turns of one evaluation. They share their processes until one fails, and those end together."""
+
+    def __init__(
+        self, slot: SlotConfig, backend: JudgeBackend, status_page: StatusPage, forkserver: ForkServer, parts: int
+    ) -> None:
+        """Judge nothing yet. ``parts`` is the number of shapes that share the time for timed calls."""
+        self._around = (slot, backend, status_page, forkserver, CpuTime())
+        self._parts = parts
+        #: Turns whose processes run, and whether the last turn can pass or has passed.
+        self._open: list[_Turn] = []
+        self._passes = False
+        self._is_examined = False
+        #: The candidate's figures before the first shape that is held out.
+        self._shown: Counted | Report | None = None
+
+    def judge(
+        self, request: Request, shape: Shape | None = None, pass_: Pass | None = None, *, optional: bool = False
+    ) -> _Turn:
+        """Judge a shape or a pass as far as its processes are needed. Start again with more resources for lack of them.
+
+        ``optional``: the evaluation goes on if the reference refuses the problem.
+        """
+        granted = frozenset[Grant]()
+        while True:
+            earlier = self._shared(is_hidden=shape is not None and shape.held_out)
+            turn = _Turn(Context(request, *self._around, granted, shape, pass_, self._parts, earlier))
+            self._open.append(turn)
+            turn.attempt(turn.run)
+            self._passes = turn.outcome is None
+            if turn.outcome is None:
+                return turn
+            if optional and earlier is not None and turn.outcome.blame is Blame.PROBLEM:
+                del self._open[-1]
+                if (reference := earlier.processes.reference) is not None:
+                    reference.proxy.discard()  # Its context can be broken.
+                return turn
+            if (missing := self.end()) is None:
+                return turn
+            granted |= {missing}
+
+    def _shared(self, *, is_hidden: bool) -> Context | None:
+        """Return the context whose processes the next turn can use, or None if there is none."""
+        if not self._open:
+            return None
+        earlier = self._open[-1].context
+        candidate = earlier.processes.candidate
+        assert candidate is not None
+        if is_hidden and self._shown is None:
+            try:
+                self._shown = candidate.process.count()
+            except EvaluationEnded:
+                self._shown = candidate.process.ended
+        if candidate.process.ended is None:
+            return earlier
+        self.end()
+        return None
+
+    def goes_on(self) -> bool:
+        """Return whether another turn can follow, after the last turn's timed calls are verified."""
+        if self._open:
+            last = self._open[-1]
+            last.attempt(last.verify)
+            if last.outcome is not None:
+                self.end()
+        return self._passes
+
+    def end(self) -> Grant | None:
+        """End the processes, and decide the turns that used them.
+
+        Returns:
+            The resource whose lack can have caused the last turn's failure, or None.
+        """
+        turns, self._open = self._open, []
+        if not turns:
+            return None
+        last, context = turns[-1], turns[-1].context
+        candidate = context.processes.candidate
+        if last.outcome is None:
+            last.attempt(last.finish)
+        elif len(turns) > 1 and candidate is not None:
+            candidate.process.stop()
+        plan = context.budget.plan
+        for turn in reversed(turns):
+            if turn.outcome is None and last.result.blame is not Blame.FLEET:
+                turn.attempt(turn.conclude)
+        if len(turns) > 1:
+            context.turn_to(runs=False)
+            context.budget.plan = plan
+        last.outcome, reports = clean_up.settle(context, last.result)
+        missing = _missing_grant(context, last.outcome, ran_out=last.ran_out)
+        for turn in turns:
+            if turn.outcome is None or last.outcome.blame is Blame.FLEET:
+                turn.outcome = last.outcome
+            is_over = turn is not last or missing is None
+            if is_over and not turn.is_hidden and not (self._is_examined and turn.outcome.passed):
+                clean_up.examine_kernel(turn.context, turn.outcome)
+                self._is_examined = True
+        if last.outcome.blame in (Blame.NONE, Blame.CANDIDATE):
             context.processes.begin_next()
         context.budget.release()
-        if missing is None:
-            return clean_up.complete(context, outcome, reports)
-        granted |= {missing}
-
-
-def _run(context: Context) -> tuple[Outcome, bool]:
-    """Run the stages. Return their outcome, and whether the reference ran out of its memory."""
-    try:
-        return _run_stages(context), False
-    except EvaluationEnded as ended:
-        context.compared.add(ended.outcome.facts.errors, ended.faults)
-        return _doubted(context, ended), isinstance(ended, OutOfAllowance)
-    except (torch.OutOfMemoryError, torch.AcceleratorError, CudaCallError) as error:
-        return clean_up.blame_for(context, error), False
+        for turn in turns:
+            figures = reports
+            if self._shown is not None and candidate is not None and not turn.is_hidden:
+                figures = reports | {candidate.process: self._shown}
+            assert turn.outcome is not None
+            turn.outcome = clean_up.complete(turn.context, turn.outcome, figures)
+        self._shown, self._passes = None, all(turn.result.passed for turn in turns)
+        return missing
 
 
 def _doubted(context: Context, ended: EvaluationEnded) -> Outcome:
@@ -145,20 +292,6 @@ def _doubted(context: Context, ended: EvaluationEnded) -> Outcome:
     facts = outcome.facts.model_copy(update={"instead_of": outcome.category})
     message = f"{outcome.message}{why}: judge it on a GPU"
     return outcome.model_copy(update={"category": Category.NEEDS_GPU, "message": message, "facts": facts})
-
-
-def _run_stages(context: Context) -> Outcome:
-    prepared = prepare(context)
-    with context.watch:
-        if context.request.backend == PYTEST:
-            return run_tests(context)
-        if world := static.world(context.request.problem):
-            return group.judge(context, world)
-        referenced = refer(context, prepared)
-        built = build(context)
-        loaded = load(context, referenced, built)
-        measured = measure(context, referenced, loaded)
-        return conclude(context, referenced, measured)
 
 
 def _missing_grant(context: Context, outcome: Outcome, *, ran_out: bool) -> Grant | None:

@@ -6,14 +6,16 @@ facts and log could show its sizes, and a kernel could write them there.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from kqueue.contract import Outcome, Phase
 from kqueue.evidence import BaselineError, Evidence, Facts, Measurement, Provenance, ShapeResult, ShapeResults
 from kqueue.shapes import Shape
+from workers.judge.pipeline import estimator
 from workers.judge.pipeline.evidence import merge_errors
 from workers.judge.pipeline.passes import LATEST
 
@@ -34,8 +36,9 @@ class Judged:
     seconds: float
 
 
-def combine(shapes: Sequence[Shape], results: Sequence[Judged]) -> Outcome:
+def combine(shapes: Sequence[Shape], results: Sequence[Judged], *, on_gpu: bool) -> Outcome:
     """Return the outcome over all shapes. Only the last result can be a failure."""
+    mean = functools.partial(_mean, weights=[result.shape.weight for result in results], on_gpu=on_gpu)
     first, last = results[0], results[-1]
     if not last.outcome.passed and last is first and last.outcome.phase in _BEFORE_SHAPES:
         return last.outcome
@@ -43,12 +46,11 @@ def combine(shapes: Sequence[Shape], results: Sequence[Judged]) -> Outcome:
     evidence = _evidence(shapes, results, shown.outcome.evidence)
     if not last.outcome.passed:
         return _failure(last, shown.outcome.log, evidence)
-    weights = [result.shape.weight for result in results]
     # One shape's speed-of-light bound says nothing about the mean time of all.
-    evidence = evidence.model_copy(update={"compiled_baseline": _compiled(results, weights), "floor": None})
+    evidence = evidence.model_copy(update={"compiled_baseline": _compiled(results, mean), "floor": None})
     update: dict[str, Any] = {
-        "runtime": _mean([result.outcome.runtime for result in results], weights),
-        "baseline": _mean([result.outcome.baseline for result in results], weights),
+        "runtime": mean([result.outcome.runtime for result in results]),
+        "baseline": mean([result.outcome.baseline for result in results]),
         "evidence": evidence,
         "message": _message(shapes, evidence),
     }
@@ -117,7 +119,9 @@ def _provenance(results: Sequence[Judged], public: Sequence[Evidence]) -> Proven
     return least
 
 
-def _compiled(results: Sequence[Judged], weights: Sequence[float]) -> Measurement | BaselineError | None:
+def _compiled(
+    results: Sequence[Judged], mean: Callable[[list[Measurement | None]], Measurement | None]
+) -> Measurement | BaselineError | None:
     """Return the mean time of the reference under ``torch.compile``, or the first error."""
     times: list[Measurement | None] = []
     for result in results:
@@ -125,7 +129,7 @@ def _compiled(results: Sequence[Judged], weights: Sequence[float]) -> Measuremen
         if isinstance(taken, BaselineError):
             return BaselineError(error=f"it failed for {result.shape.name}") if result.shape.held_out else taken
         times.append(taken)
-    return _mean(times, weights)
+    return mean(times)
 
 
 def _results(shapes: Sequence[Shape], results: Sequence[Judged]) -> ShapeResults:
@@ -161,16 +165,21 @@ def _row(result: Judged) -> ShapeResult:
     )
 
 
-def _mean(times: Sequence[Measurement | None], weights: Sequence[float]) -> Measurement | None:
+def _mean(times: Sequence[Measurement | None], weights: Sequence[float], *, on_gpu: bool) -> Measurement | None:
     """Return the weighted geometric mean of the shapes' times, or None if one is missing."""
     known = [one for one in times if one is not None]
     if len(known) < len(times):
         return None
     shares = [weight / sum(weights) for weight in weights]
     mean: dict[str, Any] = {name: _geometric([getattr(one, name) for one in known], shares) for name in _TIMES}
-    errors = [share * one.error for share, one in zip(shares, known, strict=True) if one.error is not None]
-    # Errors of independent shapes add up in squares.
-    error = math.hypot(*errors) if len(errors) == len(known) else None
+    errors = [
+        (share * one.error, share * min(one.error, estimator.common_error(one, on_gpu=on_gpu)))
+        for share, one in zip(shares, known, strict=True)
+        if one.error is not None
+    ]
+    # The shapes' calls are independent, so their errors add up in squares. The processes are the same.
+    own = [math.sqrt(max(0.0, whole * whole - common * common)) for whole, common in errors]
+    error = math.hypot(*own, sum(common for _, common in errors)) if len(errors) == len(known) else None
     cpu = any(one.basis == "cpu_clock" for one in known)
     return Measurement(
         basis="cpu_clock" if cpu else "gpu_clock",

@@ -6,6 +6,7 @@ decides whether they are in the problem's domain. Times are not taken.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -30,10 +31,12 @@ _LIMITS: Final = frozenset(
 )
 
 
-def judge_further(outcome: Outcome, request: Request, judge: Callable[[Request], Outcome]) -> Outcome:
-    """Return the outcome of a kernel that passed, with a finding if it fails on other sizes, by ``judge``.
+def judge_further(request: Request, judge: Callable[[Request], Outcome]) -> Callable[[Outcome], Outcome]:
+    """Judge other sizes with ``judge``, until the kernel fails.
 
-    A failure of the fleet on other sizes is returned, so that all is tried again.
+    Returns:
+        A function that adds the result to the outcome of a kernel that passed. A failure of the fleet on other sizes
+        takes the outcome's place, so that all is tried again.
     """
     settings = request.settings
     untimed = settings.model_copy(update={"timing": settings.timing.off(), "examine": Examination()})
@@ -42,14 +45,14 @@ def judge_further(outcome: Outcome, request: Request, judge: Callable[[Request],
         for words, problem in _drawn(request.problem, change):
             found = judge(request.model_copy(update={"problem": problem, "settings": untimed}))
             if found.blame is Blame.FLEET:
-                return found
+                return lambda _, found=found: found
             if found.blame is Blame.CANDIDATE and found.category not in _LIMITS:
-                return _labelled(outcome, settings.policies.shapes, words, found)
+                return functools.partial(_labelled, policy=settings.policies.shapes, words=words, found=found)
             if found.passed:
                 right.append(words)
                 break
-    evidence = outcome.evidence.model_copy(update={"sizes": tuple(right)})
-    return outcome.model_copy(update={"evidence": evidence})
+    evidence = {"sizes": tuple(right)}
+    return lambda outcome: outcome.model_copy(update={"evidence": outcome.evidence.model_copy(update=evidence)})
 
 
 def _drawn(source: str, change: Callable[[int], int]) -> Iterator[tuple[str, str]]:

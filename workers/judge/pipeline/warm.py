@@ -28,6 +28,7 @@ class Memo(BaseModel):
 
     Attributes:
         uses: number of evaluations that it has served.
+        source: hash of the problem that it has loaded, which is one shape of the evaluation's.
         weights: seed of the weights.
         drawn, seed: seeds of an answered case, of its inputs and of its forward.
         on_device: whether these inputs were made on the device.
@@ -38,6 +39,7 @@ class Memo(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     uses: int
+    source: str
     weights: int
     drawn: int
     seed: int
@@ -58,7 +60,12 @@ def key(request: Request, device: str) -> str:
         device,
         settings.limits.model_dump_json(),
     )
-    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+    return hash_of("\0".join(map(str, parts)))
+
+
+def hash_of(text: str) -> str:
+    """Return the hash of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def memo_of(reference: Reference, outcome: Outcome, uses: int) -> Memo | None:
@@ -70,6 +77,7 @@ def memo_of(reference: Reference, outcome: Outcome, uses: int) -> Memo | None:
         return None
     return Memo(
         uses=uses,
+        source=hash_of(reference.proxy.source),
         weights=reference.proxy.seed,
         drawn=case.drawn,
         seed=case.seed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Final
 
 import torch
@@ -14,7 +15,7 @@ from kqueue.contract import Outcome, Phase
 from kqueue.evidence import Evidence, Facts, Isolation, Profile, Sanitized
 from workers.judge.channel.gpu_memory import CudaCallError
 from workers.judge.ending import EvaluationEnded
-from workers.judge.forkserver.control import Report
+from workers.judge.forkserver.control import Counted, Report
 from workers.judge.forkserver.handle import ForkServerError
 from workers.judge.forkserver.process import SealedProcess
 from workers.judge.pipeline import blame, examine
@@ -135,7 +136,7 @@ def examine_kernel(context: Context, outcome: Outcome) -> None:
         evidence.sanitized = tuple(Sanitized(tool=tool, error=why, seconds=0.0) for tool in asked.sanitize) or None
         evidence.profile = Profile(by="ncu", error=why, seconds=0.0) if asked.profile else None
         return
-    examiner = context.processes.examiner(context.steps)
+    examiner = context.processes.examiner(context.request, context.steps)
     try:
         if asked.sanitize:
             evidence.sanitized = tuple(examiner.sanitize(tool) for tool in asked.sanitize)
@@ -146,8 +147,8 @@ def examine_kernel(context: Context, outcome: Outcome) -> None:
         context.device.doubt(f"after a kernel was examined: {error}")
 
 
-def complete(context: Context, outcome: Outcome, reports: Reports) -> Outcome:
-    """Return the outcome with the candidate's log and the evidence."""
+def complete(context: Context, outcome: Outcome, reports: Mapping[SealedProcess, Report | Counted]) -> Outcome:
+    """Return the outcome with the log and the evidence. A process can have figures from before its report."""
     evidence, steps, processes = context.evidence, context.steps, context.processes
     evidence.durations_s = {name: round(value, 6) for name, value in steps.durations.items()}
     evidence.begun_s = {name: round(value, 6) for name, value in steps.begun.items()}

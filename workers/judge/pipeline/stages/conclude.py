@@ -1,4 +1,8 @@
-"""Stage ``conclude``: the candidate ends, its timed calls are verified, and its time is compared with the bounds."""
+"""Stage ``conclude``: the timed calls are verified, the candidate ends, and its times are compared with the bounds.
+
+Of several shapes that share the candidate, each is verified before the next begins. The rest waits for the end of the
+candidate, which could disturb it.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +20,38 @@ from workers.judge.pipeline.cases import Form
 from workers.judge.pipeline.context import Context
 from workers.judge.pipeline.exchange import Candidate
 from workers.judge.pipeline.stages.measure import Measured, Times
-from workers.judge.pipeline.stages.refer import Referenced
+from workers.judge.pipeline.stages.refer import Referenced, recall
 
 
-def conclude(context: Context, referenced: Referenced, measured: Measured) -> Outcome:
-    """End the candidate, verify its timed calls, and enforce policies and bounds. Return a pass without evidence."""
-    candidate, times = measured.candidate, measured.times
+def begin_stop(context: Context, candidate: Candidate) -> None:
+    """Begin to end a candidate that has made all calls of all shapes."""
     # The driver takes a while to free the candidate's memory. Meanwhile the reference verifies, and no other slot
     # waits for the device. The driver opens the device for one process at a time, so the next candidate starts now.
     candidate.process.begin_stop()
     if not context.slot.on_gpu:
         candidate.unbind()  # The reference needs the memory of large inputs.
     context.processes.begin_next()
-    if times is None:
-        stop(context, candidate)
-    else:
-        _verify(context, candidate, times)
+
+
+def verify(context: Context, measured: Measured) -> None:
+    """Verify the timed calls of a shape, while the reference has it."""
+    if measured.times is None:
+        return
+    steps, kept = context.steps, measured.times.kept
+    with steps.untimed("verify"), steps.backstop(Phase.REFERENCE):
+        verified = len(kept)
+        for compared in kept.verify():
+            context.compared.add(*compared)
+        context.evidence.verified_calls = verified
+    context.device.after_timing()
+
+
+def conclude(context: Context, referenced: Referenced, measured: Measured) -> Outcome:
+    """Enforce policies and bounds when the candidate is gone. Return a pass without evidence."""
+    candidate, times = measured.candidate, measured.times
+    if times is not None and times.stopwatch.has_other_layouts:
+        with context.steps.alone("layouts"), context.steps.backstop(Phase.TIME):
+            times.stopwatch.compare_layouts()
     if hidden := measured.hidden_weights:
         names = parameters.listed(hidden)
         meaning = f"weights that are constructed as zeros hide what {names} do, so a kernel can leave it out"
@@ -87,21 +107,6 @@ def stop(context: Context, candidate: Candidate) -> None:
         )
 
 
-def _verify(context: Context, candidate: Candidate, times: Times) -> None:
-    """Verify timed calls while and after the candidate ends."""
-    steps = context.steps
-    with steps.untimed("verify"), steps.backstop(Phase.REFERENCE):
-        verified = len(times.kept)
-        for compared in times.kept.verify():
-            context.compared.add(*compared)
-        context.evidence.verified_calls = verified
-    stop(context, candidate)
-    context.device.test(final=True)
-    if times.stopwatch.has_other_layouts:
-        with steps.alone("layouts"), steps.backstop(Phase.TIME):
-            times.stopwatch.compare_layouts()
-
-
 def _report_buffers(context: Context, form: Form) -> None:
     """Report the changes of the reference's model that the kernel does not make, and those that are not compared."""
     policy = context.settings.policies.buffers
@@ -140,7 +145,6 @@ def _compare_times(context: Context, referenced: Referenced, times: Times) -> tu
         outside = estimator.summarise(own, overhead, settings, times.beside, on_gpu=on_gpu, fine=False).median_ms
         theirs = baseline.summarise(times.beside, fine=False).median_ms
         context.evidence.judge_speedup = theirs / outside if outside > 0 else None
-    context.device.after_timing()
     if own.variants:
         slower = len(own.variants) > 2 and min(own.variants) > statistics.quantiles(own.calls, n=10)[-1]
         ratio = own.variant_ratio(overhead)
@@ -171,8 +175,9 @@ def _enforce_bound(context: Context, referenced: Referenced, times: Times, runti
     speed_of_light.enforce(bound, runtime)
     cached = speed_of_light.cacheable(runtime, torch.cuda.get_device_properties(0).L2_cache_size)
     if speed_of_light.is_beyond(bound, runtime, cached):
+        reference, first = recall(context, referenced.reference, referenced.first)
         with steps.untimed("influence"), steps.backstop(Phase.REFERENCE):
             allowed_bytes = context.budget.after_kernel()
-            needed = sensitivity.needed_bytes(referenced.reference, referenced.first, allowed_bytes)
+            needed = sensitivity.needed_bytes(reference, first, allowed_bytes)
         bound = context.evidence.floor = speed_of_light.needing(bound, needed, cached)
         speed_of_light.enforce(bound, runtime)

@@ -29,7 +29,6 @@ from workers.judge.pipeline.evidence import Compared
 from workers.judge.pipeline.exchange import Candidate
 from workers.judge.pipeline.kept import KeptCalls
 from workers.judge.pipeline.reference import Reference
-from workers.judge.pipeline.stages.load import Loaded
 from workers.judge.pipeline.stages.refer import Referenced
 
 #: Maximum and minimum number of timed calls that are verified. A slow reference verifies fewer.
@@ -71,9 +70,9 @@ class Measured:
     hidden_weights: list[str]
 
 
-def measure(context: Context, referenced: Referenced, loaded: Loaded) -> Measured:
+def measure(context: Context, referenced: Referenced, candidate: Candidate) -> Measured:
     """Check and time the candidate."""
-    steps, candidate = context.steps, loaded.candidate
+    steps = context.steps
     with steps.timed("wait_for_processes"):
         context.device.before_timing()
     checks, times, checked = _Checks(context, referenced, candidate), None, 0
@@ -125,8 +124,9 @@ def _time(
     context: Context, referenced: Referenced, candidate: Candidate, beside: timing.Beside | None, *, blocks: bool
 ) -> Times:
     """Time the candidate by the clock of the baseline, in turn with the reference if there is memory for both."""
-    reference, instruments, baseline = referenced.reference, referenced.instruments, referenced.baseline
+    reference, instruments, baseline = referenced.reference, context.instruments, referenced.baseline
     assert baseline is not None
+    assert instruments is not None
     context.budget.record()
     by_deadline = int(reference.proxy.left_s / 2 / reference.forward_s)
     most = max(_FEWEST_PROOFS, min(_MOST_PROOFS, by_deadline))
@@ -395,8 +395,9 @@ class _LikeTimed:
     """
 
     def __init__(self, context: Context, referenced: Referenced, candidate: Candidate) -> None:
-        baseline, instruments = referenced.baseline, referenced.instruments
+        baseline, instruments = referenced.baseline, context.instruments
         assert baseline is not None
+        assert instruments is not None
         flusher = instruments.flusher if context.settings.timing.cold_l2 else None
         self.blocks = baseline.basis == "cpu_clock"
         self._cpu_clock = CpuClock(flusher, on_gpu=context.slot.on_gpu)

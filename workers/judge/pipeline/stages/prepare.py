@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Literal
 
@@ -19,25 +18,18 @@ from workers.judge.pipeline.context import Context
 _NAMED_CHARACTERS: Final = 16 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Result of static checks that found no fault."""
-
-    #: Key of the environment that measurements depend on.
-    environment_hash: str
-
-
-def prepare(context: Context) -> Prepared:
+def prepare(context: Context) -> None:
     """Check the sources of the kernel and the problem, and this worker's tools."""
     request = context.request
     context.steps.enter(Phase.PREPARE)
     pytest_run.check(request)
     if request.backend != PYTEST:
-        _read_sources(context)
-    tools.require(request.backend)
-    environment_hash = context.backend.environment(environment.facts(context.slot))
-    context.device.begin()
-    return Prepared(environment_hash)
+        _read_problem(context)
+        _read_kernel(context)
+    if context.earlier is None:
+        tools.require(request.backend)
+        context.environment_hash = context.backend.environment(environment.facts(context.slot))
+        context.device.begin()
 
 
 def _trees(request: Request) -> Iterator[EvidentTree]:
@@ -54,8 +46,8 @@ def _trees(request: Request) -> Iterator[EvidentTree]:
             yield EvidentTree(of=of, hash=tree.hash, files=len(lines), named=shown)
 
 
-def _read_sources(context: Context) -> None:
-    request, policy = context.request, context.settings.policies.findings
+def _read_problem(context: Context) -> None:
+    request = context.request
     static.check_problem(request.problem)
     context.evidence.calls = static.calls(request.problem)
     if context.evidence.calls and context.pass_ is not None:
@@ -76,11 +68,18 @@ def _read_sources(context: Context) -> None:
             context.evidence.tolerances = listed
         else:
             [context.evidence.tolerance] = listed
-    fenced = () if context.fence is None else (context.fence,)
-    context.evidence.findings = fenced or None
     context.evidence.trees = tuple(_trees(request)) or None
+
+
+def _read_kernel(context: Context) -> None:
+    request, policy, evidence = context.request, context.settings.policies.findings, context.evidence
+    if (earlier := context.earlier) is not None:
+        evidence.findings, evidence.program = earlier.evidence.findings, earlier.evidence.program
+        return
+    fenced = () if context.fence is None else (context.fence,)
+    evidence.findings = fenced or None
     static.check(request.kernel)
-    context.evidence.program = static.program_of(request.kernel)
+    evidence.program = static.program_of(request.kernel)
     if policy is not Policy.ALLOW:
-        findings = context.evidence.findings = (*fenced, *static.findings(request.kernel, request.backend))
+        findings = evidence.findings = (*fenced, *static.findings(request.kernel, request.backend))
         static.enforce(findings, policy)

@@ -10,7 +10,6 @@ import random
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Final
 
 import torch
 
@@ -20,14 +19,9 @@ from kqueue.passes import Pass
 from workers.judge.channel.randomness import LARGER
 from workers.judge.pipeline import answers, clocks, compare, plan, sensitivity, timing
 from workers.judge.pipeline.baseline import Baseline
-from workers.judge.pipeline.case_cache import CaseCache
 from workers.judge.pipeline.cases import GIVEN, Case
 from workers.judge.pipeline.context import Context, Grant
 from workers.judge.pipeline.reference import Reference
-from workers.judge.pipeline.stages.prepare import Prepared
-
-#: Maximum number of hidden variants among the timed calls.
-_TIMED_VARIANTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +34,6 @@ class Referenced:
         later: number of given cases to draw later.
         last: the case for after the timing, or None to draw one if it is needed.
         variants: hidden variants for the timed calls. Small ones are answered.
-        instruments: the means to time calls.
         baseline: the reference's time, or None if the kernel is not to be timed.
     """
 
@@ -50,11 +43,10 @@ class Referenced:
     later: int
     last: Case | None
     variants: tuple[Case, ...]
-    instruments: clocks.Instruments
     baseline: Baseline | None
 
 
-def refer(context: Context, prepared: Prepared) -> Referenced:
+def refer(context: Context) -> Referenced:
     """Make the reference draw inputs and compute answers, and choose the clock that can time it."""
     on_gpu, timed = context.slot.on_gpu, context.settings.timing.enabled
     if on_gpu:
@@ -64,15 +56,30 @@ def refer(context: Context, prepared: Prepared) -> Referenced:
     with _warming_up(context):
         reference, first = _begin(context)
         cases, last, variants = _answer(context, reference, first)
-    instruments, baseline = clocks.Instruments(context.watch), None
-    if timed and on_gpu:
-        instruments = clocks.Instruments(context.watch, clocks.Hold(), flusher := clocks.Flusher())
-        flusher()
-    if timed:
-        baseline = Baseline(context, prepared.environment_hash, reference, instruments)
+    if timed and context.instruments is None:
+        context.instruments = clocks.Instruments(context.watch)
+        if on_gpu:
+            context.instruments = clocks.Instruments(context.watch, clocks.Hold(), flusher := clocks.Flusher())
+            flusher()
+    baseline = Baseline(context, reference, lambda: recall(context, reference, first)[0]) if timed else None
+    if baseline is not None:
         baseline.choose_clock()
     later = 0 if reference.cache.is_roomy else context.settings.checks - 1
-    return Referenced(reference, first, tuple(cases), later, last, tuple(variants), instruments, baseline)
+    return Referenced(reference, first, tuple(cases), later, last, tuple(variants), baseline)
+
+
+def recall(context: Context, reference: Reference, first: Case) -> tuple[Reference, Case]:
+    """Return a shape's reference and its first case, made again if the process has another shape.
+
+    No kernel runs any more.
+    """
+    found = context.recalled or (reference, first)
+    if context.processes.reference is not found[0]:
+        context.turn_to(runs=False)
+        with context.steps.backstop(Phase.REFERENCE):
+            context.processes.begin_reference()
+        found = context.recalled = _begin(context)
+    return found
 
 
 @contextlib.contextmanager
@@ -84,6 +91,9 @@ def _warming_up(context: Context) -> Generator[None]:
     with context.steps.backstop(Phase.PREPARE):
         torch.cuda.synchronize()
         torch.cuda.set_per_process_memory_fraction(1.0)  # The evaluation's plan sets a limit later.
+    if context.earlier is not None:
+        yield
+        return
     with ThreadPoolExecutor(1) as pool:
         warm_up = pool.submit(answers.warm_up, context.settings)
         yield
@@ -139,7 +149,7 @@ def _answer(context: Context, reference: Reference, first: Case) -> tuple[list[C
             # The first variant's float64 answers load kernels. Here that does not delay the timing of other slots.
             reference.answer(first, *cases[settings.checks - 1 :][:1])
         if settings.timing.enabled:
-            variants = _timed_variants(cache, first, cases)
+            variants = _timed_variants(reference, first, cases)
     with steps.untimed("reference"):
         with steps.backstop(Phase.REFERENCE):
             if (region := sensitivity.learn(reference, first)) is not None:
@@ -157,18 +167,19 @@ def _answer(context: Context, reference: Reference, first: Case) -> tuple[list[C
             if context.slot.on_gpu and settings.timing.enabled:
                 cache.stock(timing.usual_inputs(settings.timing, reference))
         # Test the device before the kernel uses it. This also loads the code that later tests need.
-        context.device.test()
+        if context.earlier is None:
+            context.device.test()
     if not cache.is_roomy:
         return [first, *cases], None, variants
     checked = [case for case in answered if case not in last and case not in variants]
     return checked, last[0] if last else None, [case for case in variants if case in answered]
 
 
-def _timed_variants(cache: CaseCache, first: Case, cases: Sequence[Case]) -> list[Case]:
+def _timed_variants(reference: Reference, first: Case, cases: Sequence[Case]) -> list[Case]:
     """Return a few hidden variants for the timed calls, chosen at random. They are made of other inputs if possible."""
     # It is not known yet whether larger inputs are in the problem's domain.
-    kinds = [case.kind for case in cases if case.kind not in (GIVEN, LARGER)]
-    kinds = random.SystemRandom().sample(kinds, min(_TIMED_VARIANTS, len(kinds)))
+    cache, kinds = reference.cache, [case.kind for case in cases if case.kind not in (GIVEN, LARGER)]
+    kinds = random.SystemRandom().sample(kinds, min(reference.bounds.timed, len(kinds)))
     if not cache.is_roomy:
         return [cache.new(kind, drawn=first.drawn, on_device=first.on_device) for kind in kinds]
     return cache.vary(cache.new(), kinds) if kinds else []
