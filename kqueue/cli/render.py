@@ -154,7 +154,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
         )
     for row in cells:
         shown.add_row(*(row[at] for at in words))
-    out.print(shown)
+    with out.capture() as printed:
+        out.print(shown)
+    print("\n".join(line.rstrip() for line in printed.get().splitlines()))
     if omitted := [name for at, name in enumerate(columns) if name and at not in words]:
         out.print(f"(too narrow for: {', '.join(omitted)})")
 

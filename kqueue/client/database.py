@@ -240,5 +240,5 @@ def _instead(live: Mapping[str, int], *, named: str = "cpu") -> str:
     if not live:
         return ": this fleet has no live worker. Start one with `kqueue up` or `kqueue worker`"
     served = ", ".join(f"{lane} ({number})" for lane, number in sorted(live.items()))
-    other = "" if named == "cpu" else ", set KQUEUE_GPU_FALLBACK to a lane that replaces it"
-    return f" (served now: {served}): run `kqueue worker` on a machine that serves it, or use a lane that fits{other}"
+    other = "or use" if named == "cpu" else "set KQUEUE_GPU_FALLBACK to a lane that replaces it, or use"
+    return f" (served now: {served}): run `kqueue worker` on a machine that serves it, {other} a lane that fits"

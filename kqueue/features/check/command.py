@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from contextlib import ExitStack
 from functools import partial
@@ -71,10 +72,16 @@ def check(
         raise InvalidRequest("--qualify: the sanitizers need a GPU")
     tree = options.Timed(settings=settings, assignments=assignments).tree()
     clone = Clone(Path.cwd())
+    for name, given in (("--base", base), ("--head", head)):
+        if not given.strip():
+            raise InvalidRequest(f"{name} is empty: name a branch or a commit")
+        if not given.strip("0"):
+            advice = "name the branch or commit to compare with, such as origin/main"
+            raise InvalidRequest(f"{name} {given} is no revision, because a new branch has no earlier one: {advice}")
     revisions = clone.revision(base), clone.revision(head)
     if left := clone.uncommitted():
         shown = ", ".join(left[:_SHOWN]) + (" and more" if len(left) > _SHOWN else "")
-        say(f"{len(left)} uncommitted changes are not judged: {shown}")
+        say(f"{len(left)} uncommitted {'changes are' if left[1:] else 'change is'} not judged: {shown}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kqueue-check-")))
         before, after = sides(clone, revisions, folder, config, operator)
@@ -91,8 +98,10 @@ def check(
     if as_json:
         write_json(reports.record(*revisions, rows))
     else:
-        cells = [(row.state, row.name, reports.speed(row), row.words) for row in rows]
-        print_table(("result", "operator", "speed of head", "message"), cells) if cells else None
+        timed = any(map(reports.speed, rows))
+        names = ("result", "operator", *("speed of head",) * timed, "message")
+        cells = [(row.state, row.name, *(reports.speed(row),) * timed, row.words) for row in rows]
+        print_table(names, cells) if cells else None
         typer.echo(f"{revisions[1][:12]} against {revisions[0][:12]}: {reports.summary(rows)}")
     if status := reports.status_of(rows):
         raise typer.Exit(status)
@@ -163,5 +172,7 @@ def _run(stack: ExitStack, plan: Check, changed: frozenset[str] | None, *, quiet
     line = bar.add_task("judging", total=len(tasks))
     for task in tasks:
         rows.append(task())
-        bar.update(line, advance=1, description=f"{rows[-1].name}: {rows[-1].state}")
+        bar.update(line, advance=1, description=(done := f"{rows[-1].name}: {rows[-1].state}"))
+        if not quiet and not sys.stderr.isatty():
+            say(f"{len(rows)} of {len(tasks)}: {done}")
     return rows

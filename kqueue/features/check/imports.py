@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -19,43 +19,62 @@ _IDLE: Final = frozenset({".md", ".rst", ".txt", ".png", ".svg", ".ipynb"})
 _MOST_BYTES: Final = 4 << 20
 
 
-def closure(folder: Path, files: frozenset[str], root: str, entry: str) -> list[str]:
+def closure(folder: Path, files: frozenset[str], root: str, entry: str) -> dict[str, str]:
     """Return the files of an entry's module in an unpacked tree, and of all modules that it imports, with packages.
 
-    The module that defines the entry, and near ones, come first.
+    Each has the file whose import of it was found first, which is the file itself for the entry's module.
     """
-    module, _, name = entry.partition(":")
-    seen, found, left = set[str](), dict[str, None](), deque([module])
+    seen, found, left = set[str](), dict[str, str](), deque([(entry.partition(":")[0], "")])
     while left:
-        module = left.popleft()
+        module, importer = left.popleft()
         if module in seen or not module:
             continue
         seen.add(module)
         path = file_of(module, files, root)
         if path is not None:
+            found[path] = importer or path
+            left.extend((one, path) for one, _, _ in _imports(folder / path, module))
+        left.append((module.rpartition(".")[0], path or importer))
+    return found
+
+
+def nearest(folder: Path, files: frozenset[str], root: str, entry: str) -> list[str]:
+    """Return the files of the module that defines an entry, and of all modules that it uses, the nearest first.
+
+    A module that only passes a name on, such as a package that imports all operators, counts for none of its other
+    imports.
+    """
+    module, _, name = entry.partition(":")
+    seen, found, left = set[tuple[str, str]](), dict[str, None](), deque([(module, name)])
+    while left:
+        module, name = one = left.popleft()
+        path = file_of(module, files, root)
+        if path is None or one in seen:
+            continue
+        seen.add(one)
+        imported = _imports(folder / path, module)
+        bound = [(of, there) for of, there, here in imported if name and here == name]
+        if not bound and not (name and file_of(f"{module}.{name}", files, root)):
             found[path] = None
-            package = module if path.endswith("/__init__.py") else module.rpartition(".")[0]
-            imported = _imports(folder / path, package)
-            left.extend(one for one, _ in imported)
-            left.extendleft(one for one, bound in imported if bound == name)
-        left.append(module.rpartition(".")[0])
+            bound = [(of, name if here == "*" else there) for of, there, here in imported]
+        left.extend(bound)
     return list(found)
 
 
-def touched(changed: frozenset[str], files: Collection[str], *, built: bool = False) -> bool:
-    """Return whether a change of some paths can change the operator that depends on ``files``.
+def touched(changed: frozenset[str], files: Mapping[str, str], *, built: bool = False) -> str:
+    """Return how a change of some paths can change the operator that depends on ``files``, or nothing if it cannot.
 
     A file that is no module, such as CUDA code, counts for all operators of its top folder, or for all if the
     repository is ``built``. One in the repository's own folder, such as setup.py, counts for all.
     """
     tops = {PurePosixPath(file).parts[0] for file in files}
-    for path in map(PurePosixPath, changed):
+    if own := sorted(changed & files.keys(), key=lambda path: (files[path] != path, path)):
+        return f"{own[0]} changed" if files[own[0]] == own[0] else f"{files[own[0]]} imports the changed {own[0]}"
+    for path in map(PurePosixPath, sorted(changed)):
         top, *below = path.parts
-        if str(path) in files:
-            return True
         if path.suffix not in _IDLE and (not below or (path.suffix != ".py" and (built or top in tops))):
-            return True
-    return False
+            return f"{path} changed"
+    return ""
 
 
 def defines(path: Path, name: str) -> bool:
@@ -63,19 +82,13 @@ def defines(path: Path, name: str) -> bool:
     tree = _parsed(path)
     if tree is None:
         return True
+    names = {here for *_, here in _imports(path, "")}
     for node in ast.walk(tree):
-        match node:
-            case ast.FunctionDef(name=found) | ast.AsyncFunctionDef(name=found) | ast.ClassDef(name=found):
-                names = {found}
-            case ast.Name(id=found, ctx=ast.Store()):
-                names = {found}
-            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                names = {alias.asname or alias.name for alias in aliases}
-            case _:
-                continue
-        if names & {name, "*", "__getattr__"}:
-            return True
-    return False
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return not names.isdisjoint({name, "*", "__getattr__"})
 
 
 def _parsed(path: Path) -> ast.Module | None:
@@ -86,19 +99,20 @@ def _parsed(path: Path) -> ast.Module | None:
 
 
 @cache  # because the closures of a package's operators share most files
-def _imports(path: Path, package: str) -> list[tuple[str, str]]:
-    """Return the modules that a file imports, and the names in them, which can be modules too, each with its name here.
+def _imports(path: Path, module: str) -> list[tuple[str, str, str]]:
+    """Return the modules that a file imports, each with the imported name there and here, or without.
 
-    A revision's files do not change.
+    An imported name can be a module too. A revision's files do not change.
     """
-    found: list[tuple[str, str]] = []
+    found: list[tuple[str, str, str]] = []
+    parts = [*module.split("."), *["__init__"] * (path.name == "__init__.py")]
     for node in ast.walk(_parsed(path) or ast.Module([], [])):
         if isinstance(node, ast.Import):
-            found += [(alias.name, "") for alias in node.names]
+            found += [(alias.name, "", alias.asname or alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".")
-            base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
-            module = ".".join(filter(None, (base, node.module)))
-            found += [(module, alias.asname or alias.name) for alias in node.names]
-            found += [(f"{module}.{alias.name}", "") for alias in node.names if alias.name != "*"]
+            base = ".".join(parts[: len(parts) - node.level]) if node.level else ""
+            of = ".".join(filter(None, (base, node.module)))
+            for alias in node.names:
+                here = alias.asname or alias.name
+                found += [(of, alias.name, here), *([(f"{of}.{alias.name}", "", here)] * (here != "*"))]
     return found

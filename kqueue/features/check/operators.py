@@ -1,21 +1,4 @@
-"""The operators of a repository, from a TOML file, and the sources by which a judge compares them.
-
-::
-
-    root = "src"                                        # the folder where imports begin, if it is not the repository's
-    build = ["python", "setup.py", "build_ext", "--inplace"]  # what builds extensions, if there are any
-
-    [[operator]]
-    name = "rms_norm"
-    import = "my_kernels.norm:rms_norm"                 # a function or class
-    call = "entry(x, w, eps=1e-6)"                      # how it is called, if not with the inputs alone
-    reference = "torch.nn.functional:rms_norm"          # "base" is the base revision's own, "refs.py" a file with Model
-    reference_call = "entry(x, (x.shape[-1],), w, 1e-6)"
-    inputs = { x = ["m", "n"], w = ["n"] }              # dimensions, or an expression such as "torch.randint(n, (m,))"
-    shapes = [{ m = 4096, n = 1024 }, { m = [1, 8192], n = 1000 }]
-    dtypes = ["bf16"]
-    tolerance = { atol = 1e-2, rtol = 1e-2 }
-"""
+"""The operators of a repository, from a TOML file (`docs/check.md`), and the sources by which a judge compares them."""
 
 from __future__ import annotations
 
@@ -27,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final
 
@@ -74,7 +58,7 @@ _Word = Annotated[str, Field(min_length=1, max_length=4000, pattern=r"^[^\x00\r\
 
 
 class Operator(BaseModel):
-    """One operator. See the example above."""
+    """One operator."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -111,11 +95,6 @@ class Operator(BaseModel):
         return self
 
     @property
-    def module(self) -> str:
-        """The module of the entry."""
-        return self.entry.partition(":")[0]
-
-    @property
     def reference_file(self) -> str:
         """The path of the file with the reference, or nothing."""
         return self.reference if self.reference.endswith(".py") else ""
@@ -125,7 +104,7 @@ class Operator(BaseModel):
         for shape in self.shapes:
             sizes = {name: _drawn(*size) if isinstance(size, tuple) else size for name, size in shape.items()}
             for dtype in self.dtypes:
-                yield Case(self, sizes, dtype)
+                yield Case(self, shape, sizes, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +112,25 @@ class Case:
     """One shape of an operator in one dtype."""
 
     operator: Operator
+    given: Mapping[str, int | tuple[int, int]]
     sizes: Mapping[str, int]
     dtype: Precision
 
     @property
     def shape(self) -> str:
-        """The sizes in words."""
-        return ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+        """The sizes and ranges that are given, in words."""
+        return listed(self.given)
+
+    @property
+    def drawn(self) -> str:
+        """The sizes that were drawn from ranges, in words."""
+        return listed({name: size for name, size in self.sizes.items() if self.given[name] != size})
+
+
+def listed(sizes: Mapping[str, int | tuple[int, int]]) -> str:
+    """Return sizes and ranges in words."""
+    return ", ".join(f"{name}={'..'.join(map(str, size)) if isinstance(size, tuple) else size}"
+                     for name, size in sizes.items())  # fmt: skip
 
 
 class _File(BaseModel):
@@ -181,14 +172,21 @@ def read(path: Path, shown: str) -> Operators:
         if is_known and isinstance(one := listed["operator"][int(parts[1]) - 1], dict):
             parts[:2] = [str(one.get("name", f"operator {parts[1]}"))]
         where = ".".join([*parts[:1], *(part for part in parts[1:] if part.isidentifier() or part.isdigit())])
-        raise InvalidRequest(f"{shown}: {where}: {str(fault['msg']).removeprefix('Value error, ')}") from None
+        words = str(fault["msg"]).removeprefix("Value error, ")
+        if fault["type"] == "extra_forbidden":
+            kinds: tuple[type[BaseModel], ...] = (_File, Operator, Tolerance)
+            known = [one.alias or name for kind in kinds for name, one in kind.model_fields.items()]
+            meant = get_close_matches(parts[-1], known, 1)
+            where, words = ".".join(parts[:-1]), f"unknown key `{parts[-1]}`"
+            words += f": did you mean `{meant[0]}`?" if meant else ""
+        raise InvalidRequest(": ".join(filter(None, (shown, where, words)))) from None
     by_name = {one.name: one for one in given.operator}
     if len(by_name) < len(given.operator):
         names = [one.name for one in given.operator]
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidRequest(f"{shown}: two operators are called {twice}")
     for one in given.operator:
-        if (package := one.module.partition(".")[0]) in _TAKEN:
+        if (package := re.split("[.:]", one.entry)[0]) in _TAKEN:
             raise InvalidRequest(f"{shown}: {one.name}: the judge has its own module {package}: give another name")
     return Operators(given.root.strip("/"), by_name, given.build)
 

@@ -34,8 +34,11 @@ router: Final = pages()
 
 #: Maximum number of operators that are listed, and of an operator's revisions that are shown, the latest ones.
 _MOST: Final = 100
-#: The end of the label of a kernel that a check judged.
+#: Maximum number of lines of a chart, the latest ones: each size that was drawn from a range has its own.
+_MOST_LINES: Final = 10
+#: The end of the label of a kernel that a check judged, and its sizes that were drawn from ranges.
 _REVISION: Final = r" at ([0-9a-f]{12}) of (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)$"
+_DRAWN: Final = r" with (.*)" + _REVISION.replace("(", "(?:")
 _OF_CHECK: Final = (
     Evaluation.batch.in_(select(Batch.name).where(Batch.name.startswith("check-"))),
     Evaluation.kernel_label.regexp_match(_REVISION),
@@ -44,7 +47,7 @@ _OF_CHECK: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator with sizes and dtype, and the number of its judged revisions."""
+    """An operator with sizes or ranges and dtype, and the number of its judged revisions."""
 
     label: str
     revisions: int
@@ -53,9 +56,10 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The judgement of a revision in one environment.
+    """The judgement of a revision in one environment, and at one size of a range.
 
     Attributes:
+        sizes: the sizes that were drawn from ranges, or None.
         category, evaluation_id: of its last failure, or else of its last evaluation.
         processes, runtime_ms, low_ms, high_ms: the number of timed processes, and the median of their times, with its
             interval if there are enough.
@@ -72,13 +76,15 @@ class Judged:
     driver: str | None
     torch: str
     triton: str | None
+    sizes: str | None
     first_at: datetime
     evaluation_id: UUID
 
     @property
     def place(self) -> str:
-        """The environment in words."""
-        return place(self.device, self.driver, self.torch, self.triton)
+        """The environment in words, after the sizes if they were drawn."""
+        where = place(self.device, self.driver, self.torch, self.triton)
+        return f"{self.sizes}, {where}" if self.sizes else where
 
 
 @router.get("/checks")
@@ -120,7 +126,8 @@ def _judged(engine: Engine, label: str) -> list[Judged]:
     """Return the revisions of an operator by their commits, each in all its environments by their first use."""
     problems = select(Evaluation.problem_hash).where(*_OF_CHECK, Evaluation.problem_label == label)
     parts: Any = func.regexp_match(Evaluation.kernel_label, _REVISION)
-    keys = (parts, Environment.device, Environment.driver, Environment.torch, Environment.triton)
+    sizes: Any = func.substring(Evaluation.kernel_label, _DRAWN)
+    keys = (parts, Environment.device, Environment.driver, Environment.torch, Environment.triton, sizes)
     failed_first = (Verdict.blame == Blame.NONE, Verdict.finished_at.desc(), Verdict.evaluation_id)
     values: Any = func.array_agg(Verdict.runtime_ms)
     worst = [func.array_agg(aggregate_order_by(one, *failed_first))[1] for one in (Verdict.category, Evaluation.id)]
@@ -162,7 +169,8 @@ def _chart(label: str, rows: Sequence[Judged]) -> charts.History:
     """Return the chart of an operator. An environment follows the one that judged first on the same device before."""
     numbers = {revision: number for number, revision in enumerate(dict.fromkeys(row.revision for row in rows))}
     lines, earlier = list[charts.Line](), dict[str, list[Judged]]()
-    for where in dict.fromkeys(row.place for row in sorted(rows, key=lambda row: row.first_at)):
+    places = list(dict.fromkeys(row.place for row in sorted(rows, key=lambda row: row.first_at)))
+    for where in places[-_MOST_LINES:]:
         of = [row for row in rows if row.place == where]
         began, change = float(numbers[of[0].revision]), ""
         if before := earlier.get(of[0].device):

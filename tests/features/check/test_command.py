@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,20 +40,25 @@ def test_a_check(cli: Cli, repository: Repository) -> None:
     (repository.folder / "src/mine/parts.py").write_text("broken")
     done = cli("check", "--base", repository.base, *QUICK, "--markdown", "out.md", "--junit", "out.xml", "--json")
     assert done.returncode == 1, done.stderr
-    assert "1 uncommitted changes are not judged: src/mine/parts.py" in done.stderr
+    assert "1 uncommitted change is not judged: src/mine/parts.py" in done.stderr
     found = json.loads(done.stdout)
     assert (found["base"], found["head"], found["status"]) == (repository.base, head, 1)
     [row] = found["rows"]
-    assert row["words"].startswith("right at its own sizes only, unlike base: ")
-    assert all("unlike base" in (repository.folder / name).read_text() for name in ("out.md", "out.xml"))
+    assert re.match(r"wrong at n=\d+ \(right at m=4, n=32, and base is right at other sizes too\): ", row["words"])
+    assert all("wrong at n=" in (repository.folder / name).read_text() for name in ("out.md", "out.xml"))
     done = cli("check", "--base", repository.base, "--head", repository.base, *QUICK)
-    assert (done.returncode, done.stdout.splitlines()[-1].rpartition(": ")[2]) == (0, "1 right"), done.stderr
+    lines = done.stdout.splitlines()
+    assert (done.returncode, lines[-1].rpartition(": ")[2]) == (0, "1 right"), done.stderr
+    assert (lines[1].split(), [line for line in lines if line.endswith(" ")]) == (["result", "operator", "message"], [])
+    assert "1 of 1: scale[m=4, n=32, fp32]: right" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (("--base", "nowhere"), "the revision nowhere is not in"),
+        (("--base", ""), "--base is empty"),
+        (("--base", "0" * 40), "a new branch has no earlier one"),
         (("--base", "--help=x"), "the revision --help=x is not in"),
         (("--base", "HEAD", "--operator", "none"), "--operator none: kqueue.toml of head has scale"),
         (("--base", "HEAD", "--config", "none"), "none of head: No such file"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -34,7 +35,8 @@ ROWS = [Row(f"a|`{state.name}", state, "@all <b>\x1b[31m") for state in State]
         (("n = 32", "n = [9, 1]"), r"the range \[9, 1\] is empty"),
         (("n = 32", "n = -1"), "shapes"),
         (("shapes", "tolerance = { atol = -1, rtol = 0 }\nshapes"), "tolerance.atol"),
-        (("shapes", "shape"), "scale.shape: Extra inputs"),
+        (("shapes", "shape"), "scale: unknown key `shape`: did you mean `shapes`"),
+        (("root", "roots"), "unknown key `roots`: did you mean `root`"),
         (('root = "src"', 'root = "../src"'), "root"),
         (('root = "src"', 'build = "make"'), "build: "),
         (('root = "src"', 'build = ["make", "a\\nb"]'), "build.2: "),
@@ -64,6 +66,7 @@ def test_a_drawn_size_is_in_its_range(tmp_path: Path) -> None:
     drawn = [[*operator.cases()] for _ in range(200)]
     assert {case.sizes["n"] for cases in drawn for case in cases} == {1, 2, 3}
     assert [case.dtype for case in drawn[0]] == ["fp32", "bf16"]
+    assert {(case.shape, case.drawn) for case in drawn[0]} == {("m=4, n=1..3", f"n={drawn[0][0].sizes['n']}")}
 
 
 @pytest.mark.parametrize(
@@ -87,9 +90,25 @@ def test_an_operator_depends_on_what_it_imports(tmp_path: Path, changed: str, to
     listed = frozenset(f"src/mine/{name}" for name in files)
     found = imports.closure(tmp_path, listed, "src", "mine.ops:scale")
     assert set(found) == listed - {"src/mine/other.py"}
-    assert imports.touched(frozenset({changed}), found) is touched
-    assert imports.touched(frozenset({changed, "csrc/kernel.cu"}), found) is touched
+    assert bool(imports.touched(frozenset({changed}), found)) is touched
+    assert bool(imports.touched(frozenset({changed, "csrc/kernel.cu"}), found)) is touched
     assert imports.touched(frozenset({changed, "csrc/kernel.cu"}), found, built=True)
+
+
+def test_the_reason_of_a_row_names_the_import(tmp_path: Path) -> None:
+    """A package that imports all operators makes each depend on all."""
+    files = {
+        "mine/__init__.py": "from .b import g",
+        "mine/a.py": "def f(): ...",
+        "mine/b.py": "def g(): ...",
+        "x.cu": "",
+    }
+    (tmp_path / "mine").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    found = imports.closure(tmp_path, frozenset(files), "", "mine.a:f")
+    reasons = [imports.touched(frozenset({name}), found) for name in ("mine/b.py", "mine/a.py", "x.cu")]
+    assert reasons == ["mine/__init__.py imports the changed mine/b.py", "mine/a.py changed", "x.cu changed"]
 
 
 @pytest.mark.parametrize(
@@ -113,6 +132,9 @@ def test_reports_quote_foreign_text() -> None:
         "tests": "5", "failures": "2", "errors": "1", "skipped": "1",
     }  # fmt: skip
     assert [case[0].tag for case in suite] == ["system-out", "failure", "failure", "error", "skipped"]
+    assert "speed" not in table[0]
+    timed = replace(ROWS[0], speed=1.0, interval=(0.99, 1.01))
+    assert "| speed | |" in reports.markdown("b", "h", [timed, *ROWS])
 
 
 @pytest.mark.parametrize(("states", "status"), [("01234", 1), ("0234", 6), ("034", 3), ("04", 0), ("", 0)])

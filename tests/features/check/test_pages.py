@@ -16,10 +16,11 @@ from sqlalchemy import Engine
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Request
+from kqueue.features.check import operators
 from kqueue.features.check.run import Check, Row, sides
 from kqueue.features.duel.duels import Duel
 from kqueue.trees import Clone
-from tests.features.check.repositories import TAIL, Repository
+from tests.features.check.repositories import LIST, TAIL, Repository
 from tests.http.standin import Served, end, submit
 from tests.samples import ended, passed
 from tests.web.browsing import NEEDS_CHROMIUM, violations
@@ -91,6 +92,29 @@ def test_a_history(browser: httpx.Client, revisions: list[str]) -> None:
     picture = browser.get(f"{ADDRESS}/history.svg").text
     for words in ("driver 570.1 to 580.2", "torch 2.13 to 2.14", "GPU A, driver 580.2, torch 2.14", *names):
         assert (words[:8] if words in names else words) in picture, words
+
+
+def test_a_range(
+    browser: httpx.Client, served: Served, judge: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is one operator, with a line for each drawn size."""
+    clone, sizes = Repository(tmp_path / "clone"), iter((3, 7))
+    monkeypatch.setattr(operators, "_drawn", lambda *_: next(sizes))
+    revision = clone.commit({"kqueue.toml": LIST.replace("n = 32", "n = [1, 9]")})
+    both = sides(Clone(clone.folder), (revision, revision), tmp_path, "kqueue.toml", None)
+
+    def take(request: Request) -> Outcome:
+        judged(served, judge, took(1), **request.model_dump(mode="json", exclude_unset=True) | {"reuse": False})
+        return took(1)
+
+    for _ in range(2):
+        plan = Check(*both, take, lambda *_: Duel(), timed=False, batch=f"check-{uuid4().hex[:12]}")
+        assert [task().state for task in plan.tasks(None)] == ["right"]
+    [address] = re.findall(r'href="(/checks/[^"]+)"', shown(browser, "/checks"))
+    assert "n%3D1..9" in address
+    rows = csv.DictReader(io.StringIO(browser.get(f"{address}?format=csv").text))
+    assert [(row["sizes"], row["processes"]) for row in rows] == [("n=3", "2"), ("n=7", "2")]
+    assert all(f"n={size}, " in browser.get(f"{address}/history.svg").text for size in (3, 7))
 
 
 def test_what_is_no_operator(browser: httpx.Client, served: Served, judge: Callable[..., None]) -> None:

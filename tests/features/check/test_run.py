@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Request, Result, named_tree
-from kqueue.evidence import SIZES_RULE, Evidence, Finding, Sanitized
+from kqueue.contract import Request, Result, Verdict, named_tree
+from kqueue.evidence import SIZES_RULE, Environment, Evidence, Finding, Sanitized
 from kqueue.features.check.operators import Operators, read
 from kqueue.features.check.run import Check, Row, Side, State
 from kqueue.features.duel.duels import Duel
@@ -27,8 +28,10 @@ MISSING = MISSING.model_copy(
 NO_GPU = ended(Category.IMPORT_ERROR, message="no device")
 SLOWLY = ended(Category.TIMEOUT)
 LOST = ended(Category.WORKER_LOST, message="gone")
-BAD_PROBLEM = ended(Category.REFERENCE_ERROR, message="it raised")
-FINDING = Finding(rule=SIZES_RULE, severity="note", line=None, evidence="n: 31", by="kqueue", meaning="m")
+BAD_PROBLEM = ended(Category.REFERENCE_ERROR, message="it raised TypeError")
+FINDING = Finding(
+    rule=SIZES_RULE, severity="note", line=None, evidence="n: 31 instead of 32: far", by="kqueue", meaning="m"
+)
 LABELLED = RIGHT.model_copy(update={"evidence": Evidence(findings=(FINDING,))})
 SLOW = Duel(id="1", reason="faster", winner="a", ratio=0.97, interval=(0.96, 0.98))
 FAST = Duel(id="2", reason="faster", winner="b", ratio=1.03, interval=(1.02, 1.04))
@@ -104,14 +107,15 @@ def rows(
         ([RIGHT, ended(Category.COMPILE_ERROR)], [], State.RIGHT, "base does not build, so their speeds are not"),
         ([RIGHT, LOST], [], State.UNJUDGED, "right, but base could not be judged; worker_lost: gone"),
         ([LOST], [], State.UNJUDGED, "worker_lost: gone"),
-        ([BAD_PROBLEM], [], State.UNJUDGED, "reference_error: it raised"),
+        ([BAD_PROBLEM], [], State.UNJUDGED, "reference_error: it raised TypeError; see its `reference_call`"),
         ([MISSING, MISSING], [], State.UNJUDGED, "base too; import_error: No module named 'einops'"),
         ([NO_GPU, NO_GPU], [], State.UNJUDGED, "base too; import_error: no device"),
         ([SLOWLY, SLOWLY], [], State.UNJUDGED, "base too; timeout: "),
         ([SLOWLY, RIGHT], [], State.WRONG, "timeout: "),
         ([NO_GPU, MISSING], [], State.WRONG, "import_error: no device"),
         ([MISSING, RIGHT], [], State.WRONG, "import_error: No module named 'einops'"),
-        ([LABELLED, RIGHT], [], State.WRONG, "right at its own sizes only, unlike base: n: 31"),
+        ([LABELLED, RIGHT], [], State.WRONG,
+         "wrong at n=31 (right at m=4, n=32, and base is right at other sizes too): far"),
         ([LABELLED, LABELLED], [SAME], State.RIGHT, "right at its own sizes only, like base"),
     ],
 )  # fmt: skip
@@ -187,6 +191,36 @@ def test_the_backend_of_the_module_that_defines_an_operator(both) -> None:
                "kqueue.toml": LIST.replace("mine.ops", "mine.all")}  # fmt: skip
     base, _ = both({}, BASE | package)
     assert base.backend(base.operators.by_name["scale"]) == "triton"
+    package = {
+        "src/mine/__init__.py": "from .ops import scale\nfrom .tri import g\n",
+        "src/mine/tri.py": "import triton\n",
+    }
+    base, _ = both({}, BASE | package)
+    assert base.backend(base.operators.by_name["scale"]) == "torch"
+
+
+def test_what_is_said_of_a_row(both) -> None:
+    """Ranges name a row on each lane alike. The drawn size, an earlier verdict and the changed file end its words."""
+    listed = LIST.replace("n = 32", "n = [5, 5]")
+    changes = {"src/mine/parts.py": PARTS + "\n", "kqueue.toml": listed}
+    before = Verdict.model_construct(**dict(RIGHT), environment=None, reused_from=uuid4(), evaluation_id=uuid4())
+    options = {"changed": frozenset({"src/mine/parts.py"}), "timed": False}
+    for lanes in (("",), ("auto",)):
+        [row] = rows(*both(changes, BASE | {"kqueue.toml": listed}), [before, RIGHT], lanes=lanes, **options)
+        assert row.name == "scale[m=4, n=5..5, fp32]"
+        assert row.words == "right; judged before; at n=5; src/mine/ops.py imports the changed src/mine/parts.py"
+
+
+def test_triton_is_not_timed_on_a_cpu(both) -> None:
+    """Its interpreter's times mean nothing, so no duel is fought, unless the settings request them."""
+    place = Environment(device="a CPU", torch="2", python="3", host="h")
+    base, head = both({}, BASE | {"kqueue.toml": LIST + 'backend = "triton"\n'})
+    [row] = rows(base, head, [RIGHT, RIGHT], environment=place)
+    assert (row.state, row.words) == (State.RIGHT, "right; not timed: Triton's interpreter runs on a CPU")
+    for given in ({"environment": place.model_copy(update={"cuda": "13"})},
+                  {"environment": place, "settings": {"timing": {"interpreter": True}}}):  # fmt: skip
+        [row] = rows(base, head, [RIGHT, RIGHT], [SAME], **given)
+        assert row.speed == SAME.ratio
 
 
 def test_only_changed_operators(both) -> None:
