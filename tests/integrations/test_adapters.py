@@ -149,7 +149,7 @@ print(json.dumps([answer.json()["reward"] if answer.is_success else answer.statu
 def door(package: str, sign: str, **names: Any) -> dict[str, Any]:
     """Run the documented lines for a package, at most 15, on the lane cpu with some names. Return what they define."""
     needs(package)
-    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL)
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "examples" / "trainers.md").read_text(), re.DOTALL)
     [lines] = [one for one in examples if sign in one]
     assert len([*filter(str.strip, lines.splitlines())]) <= 15, package
     found = {"PROBLEM": REFERENCE, "SETTINGS": SETTINGS, **names}
@@ -193,6 +193,7 @@ def test_skyrl_gym_steps(config: Config) -> None:
 
 def test_inspect_ai_scores_a_sample(config: Config) -> None:
     """inspect_ai's score is the reward, and an unknown one is the sample's error."""
+    needs("inspect_ai")
     from inspect_ai.scorer import Target
 
     score = door("inspect_ai", "inspect_ai")["kernel"]()
@@ -207,6 +208,7 @@ def test_inspect_ai_scores_a_sample(config: Config) -> None:
 
 def test_gepa_finds_the_right_kernel(config: Config) -> None:
     """GEPA's search takes the score and the feedback."""
+    needs("gepa")
     from gepa.optimize_anything import EngineConfig, GEPAConfig, ReflectionConfig
 
     asked: list[str] = []
