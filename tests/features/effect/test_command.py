@@ -99,9 +99,7 @@ def test_recipes_with_transformers(cli: Cli, monkeypatch: pytest.MonkeyPatch, na
     source += (folder / "sealed" / "language.py").read_text() * ("LANGUAGE = " in source)
     for number, small in SMALL.items():
         source = source.replace(number, small)
-    cli.write(
-        "model.py", source.replace("import torch\n", f"import sys, torch\nsys.path += [{ADAPTERS_FOLDER!r}]\n", 1)
-    )
+    cli.write("model.py", f"import sys\nsys.path += [{ADAPTERS_FOLDER!r}]\n{source}")
     problem = NORM
     if name == "vision":
         problem = problem.replace("self.scale = torch.nn.Parameter(torch.randn(width))", BOTH)
