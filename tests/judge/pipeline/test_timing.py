@@ -128,7 +128,7 @@ def test_calls_next_to_the_reference_are_all_compared_and_few_are_answered_again
     """Only two calls and the mismatches cost the reference another answer. One wrong call of many is found."""
     made = reference(DOUBLING, checks=1)
     made.answer_first(made.cache.first())
-    right, wrong = pairs(made, ()), pairs(made, (7,))
+    right, *wrong = [pairs(made, some) for some in ((), (0,), (3,), (7,), (9,))]
     assert right.keeps_all
     asked: set[Case] = set()
     ask = made.proxy.ask
@@ -139,8 +139,9 @@ def test_calls_next_to_the_reference_are_all_compared_and_few_are_answered_again
 
     monkeypatch.setattr(made.proxy, "ask", noted)
     assert len(right.verify()) == len(asked) == 2
-    with pytest.raises(EvaluationEnded, match="right when checked, wrong when timed"):
-        wrong.verify()
+    for one in wrong:  # two calls that match are chosen by chance
+        with pytest.raises(EvaluationEnded, match="right when checked, wrong when timed"):
+            one.verify()
 
 
 STRIDED = DOUBLING.replace("return x * 2", "return (x.reshape(8, 8) + 1).t()")
