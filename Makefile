@@ -22,7 +22,7 @@ PYTEST = mkdir -p dist && $(PY) -m pytest -n auto --durations=10 --durations-min
 quick: venv ## run the tests that need no service, in about a minute
 	$(PYTEST) --junitxml=dist/quick.xml --dist worksteal -m quick $(ARGS)
 
-test: venv ## run the tests of the gate, in about ten minutes (ARGS='tests/store -k claim')
+test: venv ## run the tests of the gate, in 7 to 11 minutes (ARGS='tests/store -k claim')
 	$(PYTEST) --junitxml=dist/test.xml --dist loadfile --no-loadscope-reorder -m 'not nightly and not compose' $(ARGS)
 
 nightly: venv site planted ## run the tests that are not in the gate, as root for network namespaces
