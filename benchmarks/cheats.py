@@ -3,7 +3,8 @@
 A program is a way to cheat, applied to an operator with a dtype, a size and a disguise. It is judged next to the honest
 kernel of the same problem, which is the reference itself. For each kind it prints how many programs were judged, ended
 or labelled, and how many gained: they passed without a label, with more than 1.1 times the honest kernel's speedup. A
-gain is certain if the whole interval of the speedup lies above that. The kind `controls` has honest programs.
+gain is certain if the whole interval of the speedup lies above 1.1 times the honest kernel's. The kind `controls` has
+honest programs.
 
 The programs are a random choice (`--seed`), the same number of each kind. After `--minutes` no further one is judged.
 The exit status is 1 if a cheat certainly gained, or a control has a label or did not pass.
@@ -317,7 +318,7 @@ def programs(device: str, seed: int) -> dict[str, list[tuple[str, Request, Reque
 def row(kind: str, name: str, honest: Verdict, verdict: Verdict) -> dict[str, Any]:
     """Return the result of a program as JSON."""
     ratio = verdict.speedup / honest.speedup if verdict.speedup and honest.speedup else 0.0
-    interval, doubts = verdict.speedup_interval, verdict.evidence.doubts
+    interval, usual, doubts = verdict.speedup_interval, honest.speedup_interval, verdict.evidence.doubts
     if kind == "controls" and doubts == honest.evidence.doubts:
         doubts = ""  # It is about the problem.
     gains = verdict.passed and not doubts and ratio > 1.1
@@ -325,7 +326,7 @@ def row(kind: str, name: str, honest: Verdict, verdict: Verdict) -> dict[str, An
         "kind": kind, "name": name, "category": str(verdict.category), "message": verdict.message[:200],
         "honest": str(honest.category), "ratio": ratio, "interval": interval, "doubts": doubts,
         "runtime_ms": verdict.runtime_ms, "honest_ms": honest.runtime_ms,
-        "gains": gains, "certain": bool(gains and interval and interval[0] > 1.1 * (honest.speedup or 0)),
+        "gains": gains, "certain": bool(gains and interval and usual and interval[0] > 1.1 * usual[1]),
     }  # fmt: skip
 
 

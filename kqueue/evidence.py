@@ -1009,7 +1009,7 @@ class Evidence(Part):
             "the strict comparison refuses it": comparison and not comparison.strict_correct,
             "it does not change its model as the reference does": "buffers_not_kept" in rules,
             "a part of the reference's model was too large to be compared": "buffers_not_compared" in rules,
-            "weights that are constructed as zeros hide other weights of the reference": "weights_hidden" in rules,
+            "constant initial values hide a part of the reference": "weights_hidden" in rules,
             "its own GPU code did almost none of the work": self.provenance and self.provenance.decoy,
             "it takes longer on hidden variants": self.timed_variants and self.timed_variants.slower,
             "it is wrong on other sizes": SIZES_RULE in rules,

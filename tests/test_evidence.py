@@ -92,7 +92,7 @@ def test_every_quantity_has_a_unit() -> None:
         ),
         (
             {"findings": [STORED["findings"][0] | {"rule": "weights_hidden"}]},
-            "weights that are constructed as zeros hide other weights of the reference",
+            "constant initial values hide a part of the reference",
         ),
     ],
 )

@@ -378,6 +378,29 @@ def test_a_branch_behind_zeros_is_labelled_unless_the_kernel_follows_it(rig: Rig
     assert hidden == ["branch.weight, branch.bias"] * (source is not GATE_KEPT)
 
 
+LARGE_STATE = problem("x: x + self.step(x)").replace(
+    "    def forward",
+    """    def __init__(self):
+        super().__init__()
+        self.gate, self.seen = torch.nn.Parameter(torch.zeros(8)), torch.nn.BatchNorm1d(8)
+        self.register_buffer("mean", torch.zeros(64, 8))
+    def step(self, x):
+        self.seen(x)
+        return self.gate * self.mean.mul_(0.9)[:4].add_(x.mean(0), alpha=0.1)
+    def forward""",
+)
+STATE_KEPT = LARGE_STATE.partition("def get_inputs")[0].replace("Model", "ModelNew")
+PART_KEPT = STATE_KEPT.replace("self.mean.mul_(0.9)[:4]", "self.mean[:4].mul_(0.9)")
+
+
+@pytest.mark.parametrize("source", [STATE_KEPT, PART_KEPT])
+def test_state_that_is_zeros_at_first_is_labelled_unless_the_kernel_changes_all_of_it(rig: Rig, source: str) -> None:
+    outcome = rig.judge(Request(problem=LARGE_STATE, kernel=source, backend="torch", settings=QUICK))
+    assert outcome.category is Category.PASSED, outcome.message
+    hidden = [found.evidence for found in outcome.evidence.findings or () if found.rule == "weights_hidden"]
+    assert [("mean" in names) for names in hidden] == [True] * (source is PART_KEPT)
+
+
 def test_statistics_that_are_wrong_only_in_later_calls_are_found(rig: Rig) -> None:
     late = NORMED.replace(
         "return", "self.n = getattr(self, 'n', 0) + 1; self.norm.momentum = 0.1 + (self.n > 16)\n        return"

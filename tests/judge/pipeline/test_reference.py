@@ -22,7 +22,7 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import compare
 from workers.judge.pipeline.cases import DTYPES, GIVEN, Case
 from workers.judge.pipeline.proxy import ReferenceProxy
-from workers.judge.pipeline.reference import Reference
+from workers.judge.pipeline.reference import Bounds, Reference
 
 SOURCE = """
 import torch
@@ -575,6 +575,19 @@ def test_kernels_that_are_right_on_the_given_distribution_only_are_found(forward
     for kind, fault in found.items():
         assert fault.outcome.facts.kind == kind
         assert (kind in fault.outcome.message) == (kind != GIVEN)
+
+
+THRESHOLD = "return torch.where(x.abs() > 9, x / 2, x)"
+
+
+@pytest.mark.parametrize("bounds", [PATIENT, replace(PATIENT, varied_bytes=100)])
+def test_larger_inputs_are_not_near_a_threshold_by_chance(bounds: Bounds) -> None:
+    """In 16 bits, one of many different values would be near any threshold."""
+    kind, dtype = ("larger", torch.float32) if bounds is not PATIENT else ("scaled", torch.bfloat16)
+    made = loaded(THRESHOLD, f"return [torch.randn(512, 1024, dtype={dtype})]", bounds=bounds)
+    [case] = [case for case in answered(made) if case.kind == kind]
+    assert len(case.inputs[0].unique()) <= 80
+    assert fault_of(case.inputs[0], case, made.settings) is not None
 
 
 def test_a_variant_that_is_confirmed_is_answered_whatever_time_float64_has_left() -> None:

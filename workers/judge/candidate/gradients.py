@@ -134,10 +134,15 @@ def _gradients(
     )
 
 
+def is_movable(tensor: torch.Tensor) -> bool:
+    """Return whether torch can draw random values in place of a tensor's."""
+    return tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel() > 0
+
+
 def gates(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the parameters that are all zero and no bias, by name. Their zeros hide other weights."""
     named = {name: one for name, one in weights_by_name(model).items() if not name.endswith("bias")}
-    return {name: one for name, one in named.items() if one.numel() and not bool(one.any())}
+    return {name: one for name, one in named.items() if is_movable(one) and not bool(one.any())}
 
 
 def without_effect(model: torch.nn.Module, arrangement: Any, tensors: Sequence[torch.Tensor]) -> list[str]:

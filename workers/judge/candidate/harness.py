@@ -157,7 +157,7 @@ class Harness:
         self._keeper: libraries.Keeper | None = None
         self._calls = 0
         #: Parameters that have random values instead of zeros.
-        self._moved: dict[str, torch.Tensor] = {}
+        self._moved: list[tuple[str, torch.Tensor, float]] = []
         self._free_memory = memory.FreeMemory()
         self.orders: dict[Order, Callable[[Command], Reply | Iterable[Reply]]] = {
             Order.OPEN: self._open,
@@ -266,15 +266,20 @@ class Harness:
         return Reply(Answer.DONE, command.sequence, message=described(self.own.model))
 
     def _move(self, command: Command) -> Reply:
-        """Give random values to the parameters that are gates, or zeros again."""
+        """Give random values to gates and to constant state, whose names it answers, or give back their own values."""
+        state = self.own.constant_state() if command.seed else {}
         with torch.no_grad():
             if command.seed:
-                self._moved = gradients.gates(self.own.model)
-            for name, one in self._moved.items():
-                chance = torch.Generator().manual_seed(command.seed ^ zlib.crc32(name.encode()))
-                one.copy_(torch.randn(one.shape, generator=chance) if command.seed else torch.zeros(one.shape))
+                both = [*gradients.gates(self.own.model).items(), *state.items()]
+                self._moved = [(name, one, float(one.min())) for name, one in both]
+            for name, one, value in self._moved:
+                if command.seed:
+                    chance = torch.Generator(one.device).manual_seed(command.seed ^ zlib.crc32(name.encode()))
+                    one.uniform_(generator=chance).add_(value)
+                else:
+                    one.fill_(value)
         self.settle()
-        return self.done(command)
+        return Reply(Answer.DONE, command.sequence, message="\n".join(state))
 
     def _load(self, command: Command) -> Reply:
         self.take_job(command.payload)
@@ -394,7 +399,7 @@ class Harness:
         """Drop the model, its buffers and its memory. The next model of the class has the order's seed."""
         self.unbind(self.own.inputs)
         self._job = replace(self._job, seed=command.seed)
-        self.own, self._moved = Instance(), {}
+        self.own, self._moved = Instance(), []
         if not self.holds_sets:  # A candidate finds marks in its first calls of each shape.
             self._calls, self._free_memory = 0, memory.FreeMemory()
         linux.give_freed_memory_back()

@@ -136,6 +136,11 @@ class Instance:
                 else:
                     held[key] = initial.clone()
 
+    def constant_state(self) -> dict[str, torch.Tensor]:
+        """Return the initial values that are one number each, by the names of buffers and parameters."""
+        kept = {name: one[2] for name, one in zip(self.resets, self.kept, strict=True) if one is not None}
+        return {name: one for name, one in kept.items() if gradients.is_movable(one) and bool(one.min() == one.max())}
+
     def buffers(self) -> list[Any]:
         """Return the buffers to deliver, with None for each that the model does not have."""
         return [None if kept is None else value_of(*kept[:2]) for kept in self.kept[: self.compared]]

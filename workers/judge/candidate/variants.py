@@ -49,6 +49,8 @@ _SCALE: Final = 100.0
 #: Factor without exact answers, because of many rows some have nearly equal largest values, and factor of outliers,
 #: because Winograd's convolutions spread the rounding errors of a large value to its neighbors.
 _SMALLER_SCALE: Final = 32.0
+#: Range of the number of values that a draw has after the multiplication by a factor.
+_LEVELS: Final = (40, 80)
 #: Factor for values that are uniform or stay within [-1, 1], because larger values might be invalid for them.
 _SHRINK: Final = 1 / 128
 _INTEGER: Final = 3
@@ -275,17 +277,21 @@ _Maker = Callable[[torch.Tensor, _Range, torch.Generator], torch.Tensor | None]
 
 
 def _scaled(
-    tensor: torch.Tensor,
-    own: _Range,
-    generator: torch.Generator,  # noqa: ARG001
-    *,
-    factor: float = _SCALE,
+    tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, factor: float = _SCALE, has_levels: bool = True
 ) -> torch.Tensor | None:
-    """Multiply by a factor, or by 1/128 if the range is bounded, in place."""
-    factor = _SHRINK if own.bounded else factor
-    if own.bounded and (own.low > own.high * _SHRINK or own.high < own.low * _SHRINK):
-        return None  # the values are bounded away from zero
-    return tensor.mul_(factor) if _fits(tensor, own, factor) else None
+    """Multiply by a factor and round to a few levels, or multiply by 1/128 if the range is bounded, in place."""
+    if own.bounded:
+        is_apart = own.low > own.high * _SHRINK or own.high < own.low * _SHRINK  # from zero
+        return None if is_apart else tensor.mul_(_SHRINK)
+    if not _fits(tensor, own, factor):
+        return None
+    tensor.mul_(factor)
+    if has_levels:
+        # Of many different values some would be so near a threshold that rounding them changes the answer.
+        levels = torch.randint(*_LEVELS, (1,), device=tensor.device, generator=generator)
+        step = factor * (own.high - own.low) / int(levels)
+        tensor.div_(step).floor_().add_(0.5).mul_(step)
+    return tensor
 
 
 def _uniform(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
@@ -507,7 +513,11 @@ _MAKERS: Final[dict[str, _Maker]] = {
     **{kind: partial(_region, share=share) for kind, share in REGIONS.items()},
 }
 #: Changes that depend on each value alone.
-_BY_VALUE: Final[dict[str, _Maker]] = {"scaled": _scaled, LARGER: _scaled, "sparse": _outliers}
+_BY_VALUE: Final[dict[str, _Maker]] = {
+    "scaled": partial(_scaled, has_levels=False),
+    LARGER: partial(_scaled, factor=_SMALLER_SCALE, has_levels=False),
+    "sparse": _outliers,
+}
 _AT_A_POSITION: Final[dict[str, Callable[..., torch.Tensor | None]]] = {POKED: _poked, AROUND: _around}
 
 

@@ -92,7 +92,8 @@ class Order(IntEnum):
     DESCRIBE = 28
     """Describe the model's parameters in the reply's message (:mod:`workers.judge.channel.parameters`)."""
     MOVE = 33
-    """Give random values to the parameters that are gates, the same in each process, or zeros if the seed is 0."""
+    """Give random values to the parameters that are gates, and to the state that is reset to one number, the same in
+    each process. If the seed is 0, give them their own values again. The reply's message has the names of the state."""
     EFFECTS = 34
     """Reference: find the parameters on which the outputs for an input set (its number) do not depend because of such
     gates. The reply's message has their names, one in each line."""

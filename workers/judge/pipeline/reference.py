@@ -582,18 +582,20 @@ class Reference:
             except EvaluationEnded as ended:
                 raise differing(ended) from None
 
-    def outputs(self, case: Case, *, wide: bool = False, evaluates: bool = False) -> list[torch.Tensor] | None:
+    def outputs(
+        self, case: Case, *, wide: bool = False, evaluates: bool = False, whole: bool = False
+    ) -> list[torch.Tensor] | None:
         """Answer a held case once more, in float64 or in ``eval()`` mode, and release its earlier outputs.
 
         Returns:
-            The outputs, or None if their form differs from the first outputs' form.
+            The outputs, with the buffers if ``whole``, or None if their form differs from the first outputs' form.
         """
         wide = wide and self.oracle.is_related
         reply = self._call(case, afresh=True, wide=wide, evaluates=evaluates)
         expected = self.oracle.specs if wide else self.form.output_specs
         if (reply.structure, reply.tensors) != (self.form.structure, expected):
             return None
-        return self.proxy.tensors(expected, reply.locations, "Model.forward")[: self.form.effects]
+        return self.proxy.tensors(expected, reply.locations, "Model.forward")[: None if whole else self.form.effects]
 
     def _moved(self, case: Case) -> Iterator[list[torch.Tensor]]:
         """Yield outputs to inputs changed by several rounding errors, which can pass a step of a gradient."""

@@ -23,7 +23,7 @@ from workers.judge.sandbox.reach import Reach
 #: Resource limits that are set to zero. Locked memory keeps the host's limit, because CUDA pins memory.
 _NONE: Final = (resource.RLIMIT_CORE, resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE, resource.RLIMIT_MSGQUEUE)
 _OPEN_FILES: Final = 4096
-#: Directory for the sockets of a group. NCCL lets two GPUs use each other's memory only if it is on one device.
+#: Directory in which the processes of a group meet. NCCL uses NVLink only if this is the same device for all of them.
 _MEETING: Final = "/dev/shm"  # noqa: S108
 
 

@@ -1,1 +1,1 @@
-"""Stages of an evaluation: functions of a context and of earlier results, which return frozen results."""
+"""Stages of an evaluation: functions of a context and of the results of earlier stages."""

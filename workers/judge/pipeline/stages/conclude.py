@@ -54,7 +54,7 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Ou
             times.stopwatch.compare_layouts()
     if hidden := measured.hidden_weights:
         names = parameters.listed(hidden)
-        meaning = f"weights that are constructed as zeros hide what {names} do, so a kernel can leave it out"
+        meaning = f"constant initial values hide what {names} do, so a kernel can leave it out"
         _report(context, "weights_hidden", names, meaning, Policy.FLAG)
     enforce_policies(context, referenced.reference.form)
     if candidate.activities is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -215,36 +216,41 @@ class _Checks:
             raise unless_repeated(ended, "right before it was timed, wrong after") from None
 
     def find_hidden_weights(self) -> list[str]:
-        """Return the weights that the reference's gates hide, unless the kernel follows the reference with open gates.
+        """Return weights and state that initial values hide, unless the kernel follows the reference with others.
 
-        A gate is a weight that is constructed as zeros. A kernel whose gates have the same names gets the same values.
+        A gate is a weight that is constructed as zeros, and it hides other weights. State hides a part of itself if it
+        is one number at first. A kernel whose gates and state have the same names gets the same random values.
         """
         reference, proxy, process = self._reference, self._reference.proxy, self._candidate.process
-        if not reference.cache.is_roomy:
+        is_small, has_state = reference.cache.is_roomy, len(reference.form.unkept) < len(reference.form.buffers)
+        if not (is_small or has_state):
             return []
-        seed, names = secrets.randbits(62) + 1, list[str]()
+        seed, names, what = secrets.randbits(62) + 1, list[str](), "gradients of the model's weights"
         case = reference.cache.fresh()
         try:
             with self._steps.backstop(Phase.REFERENCE):
-                what = "gradients of the model's weights"
-                found = proxy.order(Order.EFFECTS, what=what, optional=True, payload=case.slot, seed=case.seed)
-                names = [one_line(name) for name in found.message.splitlines()]
-                if not names:
+                if is_small:
+                    found = proxy.order(Order.EFFECTS, what=what, optional=True, payload=case.slot, seed=case.seed)
+                    names = found.message.splitlines()
+                if not (names or has_state):
                     return []
-                proxy.order(Order.MOVE, what=what, seed=seed)
-                outputs = reference.outputs(case)
+                names += proxy.order(Order.MOVE, what=what, seed=seed).message.splitlines()
+                outputs = reference.outputs(case, whole=True)
             process.enter(Phase.CHECK, self._context.settings.deadlines.check_s)
             process.order(Order.MOVE, seed=seed)
             if outputs is not None:
-                moved = replace(case, outputs=outputs, exact=None, again=None, moved=tuple)
+                moved = replace(case, outputs=outputs, exact=None, moved=tuple)
+                moved.again = functools.cache(functools.partial(reference.again, moved))
                 compare.check_values(self._candidate.answer(case), moved, self._context.settings)
                 names = []
         except EvaluationEnded as ended:
             if ended.outcome.blame is Blame.FLEET or proxy.process.ended is not None:
                 raise
         if proxy.process.ended is None:
-            proxy.order(Order.MOVE, what="the model", seed=0)
-        return names
+            proxy.order(Order.MOVE, what="the model")
+        with contextlib.suppress(EvaluationEnded):  # A candidate that fails now has no profile and no other answers.
+            process.order(Order.MOVE)
+        return [one_line(name) for name in names]
 
     def profile(self) -> None:
         """Profile the candidate to learn which kernels do its work. This comes last: it can end the candidate."""
