@@ -342,8 +342,8 @@ def test_a_variant_that_a_single_rounding_fails_does_not_count() -> None:
 def test_exact_answers_and_variants_have_bounds() -> None:
     """Without time or memory for float64, there are only variants within the range. Large inputs get one more."""
     assert kinds(bounded(exact_s=0.0)) == kinds(bounded(host_bytes=0)) == {GIVEN, *WITHIN}
-    assert kinds(bounded(varied_bytes=100, exact_s=0.0)) == kinds(bounded(varied_bytes=100, larger_s=0.0))
-    assert kinds(bounded(varied_bytes=100)) == {GIVEN, *WITHIN, "larger"}
+    assert kinds(bounded(varied_bytes=100, exact_s=0.0)) == {GIVEN, *WITHIN}
+    assert kinds(bounded(varied_bytes=100, larger_s=0.0)) == {GIVEN, *WITHIN, "larger"}
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.1, len(ALL)), (0.5, 6), (1.9, 3), (7.0, 0)])
@@ -608,7 +608,9 @@ def test_cases_that_take_much_together_are_held_one_at_a_time() -> None:
     made = loaded("return x * 2", LARGE, checks=3)
     first = first_of(made)
     assert not made.cache.is_roomy
-    assert all(case.slot is None for case in made.more_cases(first))
+    cases = made.more_cases(first)
+    assert all(case.slot is None for case in cases)
+    assert any(case.kind == "larger" for case in cases)
     sums = [checksum(first.inputs[0]), checksum(first.outputs[0])]
     other = made.cache.fresh()
     assert (len(made.cache._held), first.slot, first.inputs, first.outputs) == (1, None, [], [])
@@ -618,6 +620,11 @@ def test_cases_that_take_much_together_are_held_one_at_a_time() -> None:
     made.answer(first)
     assert len(made.cache._held) == 1
     assert [checksum(first.inputs[0]), checksum(first.outputs[0])] == sums
+
+
+def test_a_long_forward_on_large_inputs_has_no_larger_ones() -> None:
+    cases = cases_of(loaded("return x * 2", LARGE, bounds=replace(PATIENT, larger_s=0.0)))
+    assert {case.kind for case in cases} == {GIVEN, *WITHIN, "few", "skewed"}
 
 
 def test_inputs_that_differ_under_one_seed_are_the_problem_s_fault() -> None:

@@ -39,7 +39,7 @@ from workers.judge.pipeline.proxy import Question, ReferenceProxy, Taken, bytes_
 _UNHURRIED: Final = 16
 #: Number of values of an output that show whether it is the same for all inputs.
 _SAMPLE: Final = 1 << 16
-#: CPU time in seconds up to which a first forward is repeated, because it also loads and chooses kernels.
+#: Time in seconds up to which a first forward is repeated, because it also loads and chooses kernels.
 _COLD_S: Final = 2.0
 #: Ratio of the estimated time of a float64 forward to the time of a plain one.
 _WIDE: Final = 2.0
@@ -74,7 +74,8 @@ class Bounds:
         quick_s: maximum CPU time in seconds of a forward for which the reference is also run in float64 on given cases
             and on all variants.
         exact_s: estimated CPU time in seconds for all float64 calls together.
-        larger_s: maximum time in seconds of a forward for the kind ``larger``, which takes a long float64 call.
+        larger_s: maximum time in seconds of a forward for the kind ``larger``, which takes a long float64 call, if
+            cases are too large to be held together.
         host_bytes: memory for one float64 call on a CPU. On a GPU a share of the process's allowance counts.
         varied_bytes: size of the largest inputs of which all variants are made. Larger inputs get the variants that
             exist for any size.
@@ -198,7 +199,7 @@ class Reference:
         """Answer the first case, which determines the form of a call's outputs. Return the GPU memory that it took."""
         self.answer(first, exactly=False)
         taken = self.proxy.taken()
-        if self.bounds.quick_s < taken.call_s < _COLD_S:
+        if self.bounds.quick_s < taken.call_s < _COLD_S or self.bounds.larger_s <= self.forward_s < _COLD_S:
             first.outputs = self._outputs(self._call(first, afresh=True))
             taken = self.proxy.taken()
         self._learn_state(taken)
@@ -257,6 +258,8 @@ class Reference:
         if not cache.varies:
             return
         kinds = [*(STEADY if cache.is_bound else ANY_SIZE), REGION]
+        # Other slots' work makes a short forward longer. Where all cases are held together, it has few values.
+        is_short = cache.is_roomy or self.forward_s < self.bounds.larger_s
         is_small = cache.is_roomy and cache.input_bytes <= self.bounds.varied_bytes and not cache.is_bound
         if not (cache.is_roomy or self._is_fp32):
             kinds.remove("skewed")  # Many values in one sum need an exact answer.
@@ -266,7 +269,7 @@ class Reference:
         if seconds < _FEWER[0][0] and self.oracle.is_useful:
             if is_small and self.case is not None and self.oracle.may_ask(self.case):
                 kinds += KINDS
-            elif self._precision is Precision.FP32 and not cache.is_bound and self.forward_s < self.bounds.larger_s:
+            elif self._precision is Precision.FP32 and not cache.is_bound and is_short:
                 kinds.append(LARGER)
         affordable = _VARIED_SHARE * self.settings.deadlines.reference_s / _VARIED_CALLS
         most = min(most, self.bounds.variants, int(affordable / seconds) if seconds else sys.maxsize)
