@@ -166,6 +166,8 @@ def test_a_value_that_is_not_finite_passes_only_for_the_same() -> None:
     out[3] = 1.0
     assert "2 of 4 values were never written, the first at [0]" in str(fault(out, ref))
     facts_of(fault(out, ref))
+    by_chance = torch.tensor([0xBF], dtype=torch.uint8).expand(8).contiguous().view(torch.bfloat16)
+    assert "never written" not in str(fault(by_chance, torch.ones(4, dtype=torch.bfloat16)))
     ref = torch.tensor([1.0, float("-inf")])
     assert fault(ref.clone(), ref) is None
     for wrong in (1e38, float("inf"), float("nan")):

@@ -100,6 +100,7 @@ def test_noise_of_a_reference_with_buffers_is_that_of_its_outputs() -> None:
 def test_a_region_is_as_small_as_moves_the_answer(forward: str, kind: str | None) -> None:
     made = loaded(forward, LARGE, checks=1)
     first = first_of(made)
+    made.more_cases(first)
     before = first.inputs[0].clone()
     region = sensitivity.learn(made, first)
     assert (region and region.kind) == kind

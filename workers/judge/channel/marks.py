@@ -45,8 +45,8 @@ def unwritten(out: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
     bits = out.contiguous().view(_WORDS[out.itemsize])
     marked = torch.zeros_like(bits, dtype=torch.bool)
     if out.itemsize > 1 or out.dtype in _NAN_MARKED:  # Another number of one byte can have any value.
-        # Of many numbers on a GPU, one has the host's mark by chance.
-        for byte in (_byte_of(out.dtype), HOST_BYTE)[: 1 if out.is_cuda else min(out.itemsize, 2)]:
+        # Of many numbers on a GPU, or of 16 bits, one has the host's mark by chance.
+        for byte in (_byte_of(out.dtype), HOST_BYTE)[: 1 if out.is_cuda or out.itemsize < 4 else 2]:
             marked |= bits == _repeated(byte, out.itemsize)
     return (marked & (bits != ref.contiguous().view(bits.dtype))).nonzero().flatten()
 

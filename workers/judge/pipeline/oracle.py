@@ -66,8 +66,13 @@ class Oracle:
     def may_ask(self, case: Case) -> bool:
         """Return whether there is a float64 reference, and enough time and memory for its answer."""
         numbers = sum(t.numel() for t in case.inputs) + sum(math.prod(s.shape) for s in self._form.output_specs)
-        # The kind LARGER is asked for once, alone and without much else in memory.
-        return self.is_useful and self.left_s > 0 and self._fits((2 if case.kind == LARGER else 4 * 8) * numbers)
+        # The kind LARGER is asked for alone and without much else in memory.
+        each = 4 * 8 if case.kind != LARGER else 2 if self._asks_once(case) else 4
+        return self.is_useful and self.left_s > 0 and self._fits(each * numbers)
+
+    def _asks_once(self, case: Case) -> bool:
+        """Return whether a case gets one float64 answer: its own, and none to nudged inputs."""
+        return case.kind == GIVEN or (case.kind == LARGER and self._form.precision(self._precision) is Precision.FP32)
 
     def _fits(self, nbytes: int) -> bool:
         """Return whether a float64 call with this many bytes fits into its share of the memory."""
@@ -78,10 +83,7 @@ class Oracle:
         """Return the questions for the float64 answers to a case in a batch with ``asked`` such questions."""
         if not self.may_ask(case) or asked * self.call_s >= self.left_s:
             return []
-        return [
-            self._question(case, nudged=nudged)
-            for nudged in ((False,) if case.kind in (GIVEN, LARGER) else (False, True))
-        ]
+        return [self._question(case, nudged=nudged) for nudged in (False, True)[: 1 if self._asks_once(case) else 2]]
 
     def _question(self, case: Case, *, nudged: bool) -> Question:
         rounding = _ROUNDING[self._form.precision(self._precision)]

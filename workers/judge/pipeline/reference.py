@@ -209,7 +209,6 @@ class Reference:
             self.oracle.sharpen([first])
             if self.cache.is_roomy and self.device == "cpu":  # on a GPU, other slots would wait meanwhile
                 self._repeat(first, 1)
-        self._choose_kinds()
         return taken.peak
 
     def answer_in_step(self, case: Case) -> None:
@@ -242,6 +241,7 @@ class Reference:
         Where all cases together would take too much memory, return only variants, which are not drawn yet.
         """
         cache, given = self.cache, list[Case]()
+        self._choose_kinds()
         if cache.is_roomy:
             self.proxy.share_arena(min(cache.wanted_arena(), self.bounds.arena_bytes))
             given = cache.given(self.settings.checks - 1, on_device=first.on_device)
@@ -252,7 +252,8 @@ class Reference:
     def _choose_kinds(self) -> None:
         """Choose the kinds of variants to try, and the maximum number of variants.
 
-        The choice depends on sizes and CPU times, so that the work of other processes does not change it.
+        The choice depends on sizes, the process's allowance of memory, and CPU times, so that the work of other
+        processes does not change it.
         """
         cache, seconds = self.cache, self.draw_s + self.call_s
         if not cache.varies:
@@ -269,7 +270,7 @@ class Reference:
         if seconds < _FEWER[0][0] and self.oracle.is_useful:
             if is_small and self.case is not None and self.oracle.may_ask(self.case):
                 kinds += KINDS
-            elif self._precision is Precision.FP32 and not cache.is_bound and is_short:
+            elif not cache.is_bound and is_short:
                 kinds.append(LARGER)
         affordable = _VARIED_SHARE * self.settings.deadlines.reference_s / _VARIED_CALLS
         most = min(most, self.bounds.variants, int(affordable / seconds) if seconds else sys.maxsize)
@@ -386,7 +387,7 @@ class Reference:
         can_nudge = self._is_fp32 and self.cache.is_roomy and case.kind not in (GIVEN, *KINDS)
         needs_exact = case.kind in (*KINDS, LARGER) or (case.kind != GIVEN and not self._is_fp32)
         exact = self.oracle.questions(case, wide) if self._is_quick or needs_exact else []
-        if case.kind == LARGER:  # A second answer in float64 would take too much memory.
+        if case.kind == LARGER and self._precision is Precision.FP32:
             return [*exact, Question.of(case, _NUDGE, is_relative=True)]
         return exact or ([Question.of(case, _NUDGE)] if can_nudge else [])
 
