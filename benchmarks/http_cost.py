@@ -31,6 +31,7 @@ from socket import socket
 from typing import Any
 
 import httpx
+import repeat
 
 from kqueue import Client, Verdict
 from kqueue.config import Config, load
@@ -42,19 +43,7 @@ from kqueue.store.engine import connect
 GOAL_MS = 50.0
 #: Pause in seconds between two requests to `/health`.
 PAUSE_S = 0.005
-PROBLEM = """
-import torch
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x)
-
-def get_inputs():
-    return [torch.randn(64, 64)]
-
-def get_init_inputs():
-    return []
-"""
+PROBLEM = repeat.PROBLEM.format(name="Model", body="torch.relu(x)", shape="64, 64")
 KERNEL = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x.clamp(min=0)\n"
 #: A kernel that occupies a slot, but no core, until it is cancelled.
 NAP = "import time, torch\nclass ModelNew(torch.nn.Module):\n    def __init__(self):\n        time.sleep(3600)\n"

@@ -30,6 +30,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+import repeat
 from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
@@ -42,19 +43,7 @@ from kqueue.store import evaluations, reports, schema, tokens, workers
 from kqueue.store.engine import FLEET, Viewer, acting, connect
 from kqueue.store.models import LOCAL
 
-PROBLEM = """
-import torch
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x)
-
-def get_inputs():
-    return [torch.randn(4, 4)]
-
-def get_init_inputs():
-    return []
-"""
+PROBLEM = repeat.PROBLEM.format(name="Model", body="torch.relu(x)", shape="4, 4")
 KERNEL = """
 import torch
 import triton

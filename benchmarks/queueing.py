@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import repeat
 from celery import Celery
 from sqlalchemy import Engine, text
 
@@ -54,19 +55,7 @@ from kqueue.states import EvaluationState, Writer
 from kqueue.store import evaluations, reports, schema, workers
 from kqueue.store.engine import connect
 
-PROBLEM = """
-import torch
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x)
-
-def get_inputs():
-    return [torch.randn(4, 4)]
-
-def get_init_inputs():
-    return []
-"""
+PROBLEM = repeat.PROBLEM.format(name="Model", body="torch.relu(x)", shape="4, 4")
 #: Kernel that fails the static checks, because it defines no `ModelNew`.
 BAD = "import torch\n# {name}\n"
 #: A correct kernel.

@@ -216,7 +216,7 @@ class _Checks:
             raise unless_repeated(ended, "right before it was timed, wrong after") from None
 
     def find_hidden_weights(self) -> list[str]:
-        """Return weights and state that initial values hide, unless the kernel follows the reference with others.
+        """Return weights and state that initial values hide, unless the kernel follows the reference when they differ.
 
         A gate is a weight that is constructed as zeros, and it hides other weights. State hides a part of itself if it
         is one number at first. A kernel whose gates and state have the same names gets the same random values.
