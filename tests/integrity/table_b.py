@@ -81,7 +81,7 @@ def _values() -> Iterator[Program]:
         "identity outputs",
         WRONG,
         problem="relu_of_uniform",
-        hole="The judge's hidden inputs stay within the range of the problem's inputs. So a kernel can omit work that"
+        hole="Hidden inputs of uniform draws stay within their range. So a kernel can omit work that"
         " these inputs never need. A problem that needs negative numbers must draw some.",
     )
     yield program(v + "identity_output", "identity outputs", WRONG | FORM)
