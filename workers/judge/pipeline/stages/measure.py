@@ -227,6 +227,7 @@ class _Checks:
             return []
         seed, names, what = secrets.randbits(62) + 1, list[str](), "gradients of the model's weights"
         case = reference.cache.fresh()
+        process.enter(Phase.CHECK, self._context.settings.deadlines.check_s)
         try:
             with self._steps.backstop(Phase.REFERENCE):
                 if is_small:
@@ -236,7 +237,6 @@ class _Checks:
                     return []
                 names += proxy.order(Order.MOVE, what=what, seed=seed).message.splitlines()
                 outputs = reference.outputs(case, whole=True)
-            process.enter(Phase.CHECK, self._context.settings.deadlines.check_s)
             process.order(Order.MOVE, seed=seed)
             if outputs is not None:
                 moved = replace(case, outputs=outputs, exact=None, moved=tuple)
