@@ -40,7 +40,7 @@ lane is the outcome of both, and a control without an outcome passed.
 Run it again with `make integrity ARGS='--lane gpu --out tests/integrity/results/gpu.json'` (or `--lane cpu`).
 """
 _COSTS: Final = """
-## What the rules cost
+## Costs of the rules
 
 - Each hidden input: one draw, up to two calls in float64, and one call of the kernel
 - Marks in outputs before each call: no measured loss of small kernels a second
