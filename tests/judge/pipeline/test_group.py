@@ -7,13 +7,16 @@ import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Outcome, Request, Settings
+from kqueue.contract import Outcome, Phase, Request, Settings
 from tests.judge.rig import Rig
 from workers.judge.ending import EvaluationEnded
+from workers.judge.forkserver.control import End
 from workers.judge.host.exclusive import rooms
 from workers.judge.pipeline import group, static
 
@@ -61,6 +64,13 @@ def networks(pid: int) -> int:
     """Return how many networks a process holds open."""
     links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd") if os.path.lexists(entry.path)]  # noqa: PTH115
     return sum(link.startswith("net:") for link in links)
+
+
+def test_a_rank_that_is_at_no_line_of_the_kernel_is_not_the_late_one() -> None:
+    late = EvaluationEnded(Category.TIMEOUT, "", Phase.CHECK)
+    logs = ('(most recent call first)File "/x/kernel.py", line 9', "")
+    ends: list[Any] = [SimpleNamespace(ended=SimpleNamespace(reason=End.DEADLINE, log=log)) for log in logs]
+    assert min(ends, key=lambda end: group._weight(late, end)) is ends[0]
 
 
 def test_a_right_kernel_passes_and_is_timed(rig: Rig) -> None:

@@ -19,6 +19,7 @@ import functools
 import random
 import re
 import secrets
+import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -445,14 +446,15 @@ _OWN, _HANGS, _WAITED, _PEER = range(4)
 def _weight(error: BaseException, process: SealedProcess) -> tuple[int, int]:
     """Return the place of a rank's failure in this order, and for a rank that did not end its line in the kernel.
 
-    All ranks run the same source, so of two that did not end the one at the earlier line is the one that is late.
+    All ranks run the same source, so of two that did not end the one at the earlier line is the one that is late. One
+    that is at no line has not begun, or the judge did not learn it.
     """
     if not isinstance(error, EvaluationEnded):
         return _OWN, 0
     if process.ended is not None and process.ended.reason is End.DEADLINE:
         stack = process.ended.log.partition("(most recent call first)")[2]
         line = _LINE.search(stack)
-        return (_WAITED if _WAITS.search(stack) else _HANGS), int(line[1]) if line else 0
+        return (_WAITED if _WAITS.search(stack) else _HANGS), int(line[1]) if line else sys.maxsize
     return (_PEER if process.ended is None and _OF_A_PEER.search(error.outcome.message) else _OWN), 0
 
 
