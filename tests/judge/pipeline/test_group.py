@@ -67,7 +67,7 @@ def networks(pid: int) -> int:
 
 
 def test_a_rank_that_is_at_no_line_of_the_kernel_is_not_the_late_one() -> None:
-    late = EvaluationEnded(Category.TIMEOUT, "", Phase.CHECK)
+    late = EvaluationEnded(Category.CRASHED, "late", Phase.CHECK, signal="SIGKILL")
     logs = ('(most recent call first)File "/x/kernel.py", line 9', "")
     ends: list[Any] = [SimpleNamespace(ended=SimpleNamespace(reason=End.DEADLINE, log=log)) for log in logs]
     assert min(ends, key=lambda end: group._weight(late, end)) is ends[0]
