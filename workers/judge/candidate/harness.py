@@ -156,7 +156,7 @@ class Harness:
         #: In a builder, what stores the compiled libraries. Elsewhere prebuilt libraries are imported.
         self._keeper: libraries.Keeper | None = None
         self._calls = 0
-        #: Parameters that have random values instead of zeros.
+        #: Gates and state that have random values, each with its name and with its own value.
         self._moved: list[tuple[str, torch.Tensor, float]] = []
         self._free_memory = memory.FreeMemory()
         self.orders: dict[Order, Callable[[Command], Reply | Iterable[Reply]]] = {

@@ -46,10 +46,10 @@ _PIECE: Final = 1 << 24
 #: Number of leading values that are compared to decide whether two draws differ.
 _SHOWN: Final = 16
 _SCALE: Final = 100.0
-#: Factor without exact answers, because of many rows some have nearly equal largest values, and factor of outliers,
+#: Factor of the kind ``larger``, because of many rows some have nearly equal largest values, and factor of outliers,
 #: because Winograd's convolutions spread the rounding errors of a large value to its neighbors.
 _SMALLER_SCALE: Final = 32.0
-#: Range of the number of values that a draw has after the multiplication by a factor.
+#: Range of the number of different values in a draw that was multiplied by such a factor.
 _LEVELS: Final = (40, 80)
 #: Factor for values that are uniform or stay within [-1, 1], because larger values might be invalid for them.
 _SHRINK: Final = 1 / 128

@@ -18,7 +18,7 @@ ANY_SIZE: Final = ("sparse", "few", *STEADY)
 ENDS: Final = ("ends_0", "ends_1", "ends_2")
 #: Other kinds of values that replace a problem's own inputs, and can be outside of its domain.
 KINDS: Final = ("scaled", "uniform", "integers", "adversarial")
-#: The one of these, with a smaller factor, that replaces them where there are no exact answers.
+#: The first of these with a smaller factor. It replaces them where not all exact answers fit into memory.
 LARGER: Final = "larger"
 #: Name for the smallest of ``REGIONS`` that changes the reference's answer.
 REGION: Final = "region"

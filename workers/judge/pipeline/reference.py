@@ -259,7 +259,7 @@ class Reference:
         if not cache.varies:
             return
         kinds = [*(STEADY if cache.is_bound else ANY_SIZE), REGION]
-        # Other slots' work makes a short forward longer. Where all cases are held together, it has few values.
+        # Other slots' work lengthens forwards. Inputs of which all cases are held together are small enough anyway.
         is_short = cache.is_roomy or self.forward_s < self.bounds.larger_s
         is_small = cache.is_roomy and cache.input_bytes <= self.bounds.varied_bytes and not cache.is_bound
         if not (cache.is_roomy or self._is_fp32):

@@ -62,7 +62,7 @@ class Times:
 class Measured:
     """A candidate that was right in all checked calls, on ``checks`` input sets, with its times if it was timed.
 
-    ``hidden_weights`` are names of weights that it can leave out, because the reference's outputs do not show them.
+    ``hidden_weights`` are names of weights and state whose constant initial values hide a part of the reference.
     """
 
     candidate: Candidate
