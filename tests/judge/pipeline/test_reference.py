@@ -356,6 +356,7 @@ def test_a_slow_reference_has_few_variants_chosen_at_random(
     made = loaded("return x * 2", bounds=replace(PATIENT, quick_s=0.05))
     cases = cases_of(made)
     assert sum(case.kind != GIVEN for case in cases) + made.wants_region == expected
+    assert ("scaled" in {case.kind for case in cases}) == (seconds < 1)
     assert all(made.answer(case) for case in cases)
     assert ("too slow" in made.unvaried) == (not expected)
 

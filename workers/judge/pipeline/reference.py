@@ -276,6 +276,8 @@ class Reference:
         most = min(most, self.bounds.variants, int(affordable / seconds) if seconds else sys.maxsize)
         if most < len(kinds):
             random.SystemRandom().shuffle(kinds)
+            # Nothing else has values far beyond the usual range.
+            kinds.sort(key=lambda kind: kind not in (KINDS[0], LARGER))
         self.wants_region = REGION in kinds[:most]
         kinds.remove(REGION)
         self._kinds, self._most = kinds, most - self.wants_region
