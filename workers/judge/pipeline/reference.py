@@ -259,8 +259,6 @@ class Reference:
         if not cache.varies:
             return
         kinds = [*(STEADY if cache.is_bound else ANY_SIZE), REGION]
-        # Other slots' work lengthens forwards. Inputs of which all cases are held together are small enough anyway.
-        is_short = cache.is_roomy or self.forward_s < self.bounds.larger_s
         is_small = cache.is_roomy and cache.input_bytes <= self.bounds.varied_bytes and not cache.is_bound
         if not (cache.is_roomy or self._is_fp32):
             kinds.remove("skewed")  # Many values in one sum need an exact answer.
@@ -270,7 +268,7 @@ class Reference:
         if seconds < _FEWER[0][0] and self.oracle.is_useful:
             if is_small and self.case is not None and self.oracle.may_ask(self.case):
                 kinds += KINDS
-            elif not cache.is_bound and is_short:
+            elif not cache.is_bound:
                 kinds.append(LARGER)
         affordable = _VARIED_SHARE * self.settings.deadlines.reference_s / _VARIED_CALLS
         most = min(most, self.bounds.variants, int(affordable / seconds) if seconds else sys.maxsize)
@@ -323,6 +321,9 @@ class Reference:
             if case in answered or (case.kind in (*KINDS, LARGER) and not self.oracle.is_useful):
                 continue
             if case.kind != GIVEN and self.cache.is_late:
+                continue
+            # Other slots' work lengthens forwards, so the shortest of several counts. Small inputs take no long one.
+            if case.kind == LARGER and not self.cache.is_roomy and self.forward_s >= self.bounds.larger_s:
                 continue
             try:
                 if case.slot is None and not self.cache.draw([case]):
