@@ -151,7 +151,7 @@ class Supervisor:
             slots = self._scratch.assign([worker.slot for worker in self._workers])
             for worker, slot in zip(self._workers, slots, strict=True):
                 worker.slot = slot
-            while not self._done():
+            while not (self._stop.warm and self._books.settled and all(one.process is None for one in self._workers)):
                 self._step()
                 for key, _ in self._selector.select(self._pause_s()):
                     if key.data is None:
@@ -169,9 +169,6 @@ class Supervisor:
             wake.close()
             waker.close()
             self._books.close()
-
-    def _done(self) -> bool:
-        return self._stop.warm and all(worker.process is None for worker in self._workers) and self._books.settled
 
     def _pause_s(self) -> float:
         """Return the seconds until something is due. Signals, deaths and workers' messages end the pause early."""

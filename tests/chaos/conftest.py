@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kqueue.local.process import running
-from tests.chaos.family import words
+from tests.chaos.family import living, words
 from tests.chaos.network import Network, NoNetwork
 from tests.chaos.rig import Whole
 from tests.fleet import told
@@ -52,16 +51,9 @@ def _no_orphan(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
         def strangers() -> list[int]:
-            left: list[int] = []
-            for pid in set(linux.children(os.getpid())) - mine - {services.postgres.pid, services.valkey.pid}:
-                if any(word.endswith("run_fleet.py") or word == "workers.fleet" for word in words(pid)):
-                    continue  # a supervisor that keeps running
-                if running(pid):
-                    left.append(pid)
-                else:
-                    with suppress(ChildProcessError):
-                        os.waitpid(pid, os.WNOHANG)
-            return left
+            found = living(set(linux.children(os.getpid())) - mine - {services.postgres.pid, services.valkey.pid})
+            supervisors = ("run_fleet.py", "workers.fleet")  # They keep running.
+            return [pid for pid in found if not any(word.endswith(supervisors) for word in words(pid))]
 
         with suppress(AssertionError):
             services.until(lambda: not strangers())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from kqueue.local.process import running
@@ -24,6 +26,15 @@ def born(pid: int) -> int | None:
     """Return the start time of a process in kernel ticks, which with its pid identifies it. None if it has exited."""
     stat = proc(pid, "stat")
     return int(stat.rpartition(")")[2].split()[19]) if stat else None
+
+
+def living(children: Iterable[int]) -> list[int]:
+    """Return the children that have not exited, and reap the others."""
+    found = [pid for pid in children if running(pid)]
+    for pid in set(children).difference(found):
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+    return found
 
 
 class Family:

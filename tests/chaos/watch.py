@@ -8,12 +8,11 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from kqueue.local.process import running
-from tests.chaos.family import Family, born, descriptors, name, own_memory, words
+from tests.chaos.family import Family, born, descriptors, living, name, own_memory, words
 from tests.waiting import below
 from workers.judge.host import linux
 
@@ -186,16 +185,7 @@ class Watch(threading.Thread):
 
     def _inherited(self) -> list[int]:
         """Return living children that this process did not start, and reap dead ones."""
-        left: list[int] = []
-        for pid in linux.children(os.getpid()):
-            if pid == self._family.up:
-                continue
-            if running(pid):
-                left.append(pid)
-            else:
-                with suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
-        return left
+        return living({*linux.children(os.getpid())} - {self._family.up})
 
 
 def _count(targets: list[str]) -> tuple[int, int]:
