@@ -104,11 +104,17 @@ def judge_programs(kq: Client, lane: str, chosen: list[Program], out: Path | Non
 
 
 def _alone(kq: Client, lane: str, chosen: list[Program], verdicts: dict[str, Verdict]) -> dict[str, Verdict]:
-    """Judge programs with compared times, and their honest programs, one after another."""
+    """Judge programs with compared times, and their honest ones, in turn. A control with another time has two tries."""
     passed = [p for p in chosen if p.honest and verdicts[p.name].category is Category.PASSED]
     wanted = {program.honest for program in passed} | {program.name for program in passed}
-    alone = [program for program in chosen if program.name in wanted]
-    return {p.name: kq.submit(p.request(lane)).wait(timeout=PATIENCE_S) for p in alone}
+    alone = {program.name: program for program in chosen if program.name in wanted}
+    found, names = dict[str, Verdict](), [*alone]
+    for _ in range(2):
+        found |= {name: kq.submit(alone[name].request(lane)).wait(timeout=PATIENCE_S) for name in names}
+        facts = {name: Facts.of(verdict) for name, verdict in found.items()}
+        changed = [p for p in passed if judge(p, facts[p.name], lane, facts[p.honest or ""]) is Judgement.CHANGED_TIME]
+        names = [name for p in changed for name in (p.honest or "", p.name)]
+    return found
 
 
 def _judge_all(
