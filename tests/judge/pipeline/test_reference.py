@@ -625,9 +625,7 @@ def test_cases_that_take_much_together_are_held_one_at_a_time() -> None:
 
 
 def test_a_long_forward_on_large_inputs_has_no_larger_ones() -> None:
-    for seconds, is_short in ((60.0, True), (0.0, False)):
-        made = loaded("return x * 2", LARGE, bounds=replace(PATIENT, larger_s=seconds))
-        assert ("larger" in kinds(made)) == is_short
+    assert "larger" not in kinds(loaded("return x * 2", LARGE, bounds=replace(PATIENT, larger_s=0.0)))
 
 
 def test_inputs_that_differ_under_one_seed_are_the_problem_s_fault() -> None:
