@@ -89,8 +89,8 @@ def create_app(
         # Some clients post JSON without a type. Web pages are refused by their origin instead.
         strict_content_type=False,
     )
-    # include_router would build each route once more.
-    app.router.routes.extend(one for each in (*routers, *_ROUTERS, *registry.attached("router")) for one in each.routes)
+    for router in (*routers, *_ROUTERS, *registry.attached("router")):
+        app.include_router(router)
     failures.install(app)
     openapi.install(app)
     app.add_middleware(_Guard, max_body_bytes=config.http_max_body_bytes, open_forms=open_forms, of_session=of_session)

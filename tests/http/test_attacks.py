@@ -180,7 +180,7 @@ class TestStrangers:
                 assert http.get("/v1/fleet", headers=own).status_code == 200
 
     def test_no_page_is_allowed_anything(self, http: httpx.Client, fields) -> None:
-        """No preflight is allowed, and a body that a page can send without one is not parsed as JSON."""
+        """No preflight is allowed, and a page's body is not parsed as JSON. A body without a type is."""
         asked = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
         answer = http.options("/v1/evaluations", headers=asked)
         problem_of(answer, 405, "method_not_allowed")
@@ -188,6 +188,7 @@ class TestStrangers:
         for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
             answer = http.post("/v1/evaluations", content=json.dumps(fields()), headers={"Content-Type": kind})
             problem_of(answer, 415, "unsupported_media_type")
+        assert http.post("/v1/evaluations", content=json.dumps(fields())).status_code == 201
 
     def test_what_ails_the_services_is_not_told(self, serve, config, engine, worker_id, server, caplog) -> None:
         """Errors contain no hosts, paths, users or statements. The log has them, in one line per request."""
