@@ -55,7 +55,7 @@ def named(engine: Engine, word: str, *, among: Sequence[Kind] = tuple(Kind)) -> 
     if len(matches) == 1 or len(whole) == 1:
         return (whole or matches)[0]
     if not matches:
-        kinds = " or ".join(filter(None, (", ".join(among[:-1]), among[-1])))
+        kinds = " or ".join(filter(None, (", ".join(among[:-1]), *among[-1:]))) or "object"
         raise InvalidRequest(f"{word} is no {kinds}: `kqueue results` and `kqueue search list` list the existing ones")
     could_be = ", ".join(f"{one.kind} {one.key}" for one in matches[:_SHOWN])
     raise InvalidRequest(f"{word} could be {could_be}{', ...' if len(matches) > _SHOWN else ''}: give more of it")
