@@ -63,16 +63,16 @@ class Oracle:
         """Reset the time for float64 outputs to its initial value."""
         self.left_s = self._exact_s
 
-    def may_ask(self, case: Case) -> bool:
-        """Return whether there is a float64 reference, and enough time and memory for its answer."""
+    def may_ask(self, case: Case, kind: str = "") -> bool:
+        """Return whether a float64 answer to a case, or to one of another kind and its sizes, fits time and memory."""
         numbers = sum(t.numel() for t in case.inputs) + sum(math.prod(s.shape) for s in self._form.output_specs)
         # The kind LARGER is asked for alone and without much else in memory.
-        each = 4 * 8 if case.kind != LARGER else 2 if self._asks_once(case) else 4
+        each = 4 * 8 if LARGER not in (kind, case.kind) else 2 if self._asks_once(LARGER) else 4
         return self.is_useful and self.left_s > 0 and self._fits(each * numbers)
 
-    def _asks_once(self, case: Case) -> bool:
+    def _asks_once(self, kind: str) -> bool:
         """Return whether a case gets one float64 answer: its own, and none to nudged inputs."""
-        return case.kind == GIVEN or (case.kind == LARGER and self._form.precision(self._precision) is Precision.FP32)
+        return kind == GIVEN or (kind == LARGER and self._form.precision(self._precision) is Precision.FP32)
 
     def _fits(self, nbytes: int) -> bool:
         """Return whether a float64 call with this many bytes fits into its share of the memory."""
@@ -83,7 +83,7 @@ class Oracle:
         """Return the questions for the float64 answers to a case in a batch with ``asked`` such questions."""
         if not self.may_ask(case) or asked * self.call_s >= self.left_s:
             return []
-        return [self._question(case, nudged=nudged) for nudged in (False, True)[: 1 if self._asks_once(case) else 2]]
+        return [self._question(case, nudged=i > 0) for i in range(1 if self._asks_once(case.kind) else 2)]
 
     def _question(self, case: Case, *, nudged: bool) -> Question:
         rounding = _ROUNDING[self._form.precision(self._precision)]

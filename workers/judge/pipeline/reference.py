@@ -241,7 +241,7 @@ class Reference:
         Where all cases together would take too much memory, return only variants, which are not drawn yet.
         """
         cache, given = self.cache, list[Case]()
-        self._choose_kinds()
+        self._choose_kinds(first)
         if cache.is_roomy:
             self.proxy.share_arena(min(cache.wanted_arena(), self.bounds.arena_bytes))
             given = cache.given(self.settings.checks - 1, on_device=first.on_device)
@@ -249,7 +249,7 @@ class Reference:
             return [cache.new(kind, drawn=first.drawn, on_device=first.on_device) for kind in self._kinds]
         return given + cache.vary(first, self._kinds, self._most)
 
-    def _choose_kinds(self) -> None:
+    def _choose_kinds(self, first: Case) -> None:
         """Choose the kinds of variants to try, and the maximum number of variants.
 
         The choice depends on sizes, the process's allowance of memory, and CPU times, so that the work of other
@@ -266,9 +266,9 @@ class Reference:
             kinds += ENDS
         most = next((most for least, most in _FEWER if seconds >= least), sys.maxsize)
         if seconds < _FEWER[0][0] and self.oracle.is_useful:
-            if is_small and self.case is not None and self.oracle.may_ask(self.case):
+            if is_small and self.oracle.may_ask(first):
                 kinds += KINDS
-            elif not cache.is_bound:
+            elif not cache.is_bound and self.oracle.may_ask(first, LARGER):
                 kinds.append(LARGER)
         affordable = _VARIED_SHARE * self.settings.deadlines.reference_s / _VARIED_CALLS
         most = min(most, self.bounds.variants, int(affordable / seconds) if seconds else sys.maxsize)
