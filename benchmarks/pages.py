@@ -73,7 +73,7 @@ SELECT nr, gen_random_uuid() AS id,
        CASE WHEN nr % 20 = 0 THEN 0 ELSE nr % {problems} END AS problem,
        encode(sha256(('kernel ' || nr - nr % 3 % 2)::bytea), 'hex') AS kernel_hash,
        CASE WHEN nr / 7 % 10 < 6 THEN 'passed' ELSE 'wrong_values' END AS category,
-       now() - ({evaluations} - nr) * interval '1 s' AS submitted_at,
+       now() - ({evaluations} + 60 - nr) * interval '1 s' AS submitted_at,
        0.5 + random() AS factor
 FROM generate_series(1, {evaluations}) AS nr;
 CREATE INDEX ON rows (id);

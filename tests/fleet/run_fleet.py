@@ -83,7 +83,7 @@ class Worker(_Fork):
 
 
 if "JUDGES_PYTHON" in os.environ:  # the program that starts the workers' Python
-    sys.executable = os.environ["JUDGES_PYTHON"]
+    process.PYTHON = (os.environ["JUDGES_PYTHON"], *process.PYTHON[1:])
 else:
     process.subprocess = SimpleNamespace(Popen=Worker, DEVNULL=None)
 process._LAST_BACKOFF_S = 0.5  # tests kill many workers

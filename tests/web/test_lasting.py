@@ -88,7 +88,7 @@ def places(served: Served, engine: Engine) -> dict[str, str]:
         until(lambda: http.get("/v1/fleet").json()["gpus"], what="the GPU in the view of the fleet")
     names = ("evaluation_id", "name", "job_id", "first", "second")
     others = {"problem_hash": "0" * 64, "duel_id": "0", "which": "r", "task_id": "t", "device_id": "0", "kind": "best"}
-    return dict.fromkeys(names, waits) | others | {"batch": "b"}
+    return dict.fromkeys(names, waits) | others | {"batch": "b", "label": "l"}
 
 
 def asker(served: Served, secret: str, places: dict[str, str]) -> tuple[Callable[[tuple[str, str]], Answer], list[Any]]:
