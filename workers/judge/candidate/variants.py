@@ -348,11 +348,6 @@ def _sparse(
     return tensor
 
 
-def _few(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
-    """Apply :func:`_sparse` with few far values in total. Return None for small tensors, which get few anyway."""
-    return _sparse(tensor, own, generator, most=_FEW) if tensor.numel() > _APART * _FEW else None
-
-
 def _blocks(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
     """Bring values to the lower or the upper end of their range, in blocks of random sizes, in place."""
     # No part of the values then represents the rest.
@@ -412,7 +407,9 @@ def _clustered(tensor: torch.Tensor, own: _Range, generator: torch.Generator) ->
 
 def _gather(lines: torch.Tensor, begin: torch.Tensor, count: int, *, largest: bool) -> None:
     """Move the largest or the smallest values of each line to ``count`` positions from ``begin`` on, in place."""
-    values, at = lines.topk(count, dim=1, largest=largest)
+    # They keep their order, which differs from line to line. A descending one would be split alike in all lines.
+    at = lines.topk(count, dim=1, largest=largest).indices.sort(dim=1).values
+    values = lines.gather(1, at)
     window = (begin + torch.arange(count, device=lines.device).view(1, -1, 1)).expand_as(at)
     # Values leave the window for the positions that become free. Both are counted in the same order.
     stays = (at >= begin) & (at < begin + count)
@@ -504,7 +501,10 @@ _MAKERS: Final[dict[str, _Maker]] = {
     "integers": _integers,
     "adversarial": _adversarial,
     "sparse": _sparse,
-    "few": _few,
+    # Small tensors of the kind before have few far values anyway.
+    "few": lambda tensor, own, chance: (
+        _sparse(tensor, own, chance, most=_FEW) if tensor.numel() > _APART * _FEW else None
+    ),
     "blocks": _blocks,
     "clustered": _clustered,
     "divided": _divided,
