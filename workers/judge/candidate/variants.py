@@ -407,8 +407,9 @@ def _clustered(tensor: torch.Tensor, own: _Range, generator: torch.Generator) ->
 
 def _gather(lines: torch.Tensor, begin: torch.Tensor, count: int, *, largest: bool) -> None:
     """Move the largest or the smallest values of each line to ``count`` positions from ``begin`` on, in place."""
-    # They keep their order, which differs from line to line. A descending one would be split alike in all lines.
-    at = lines.topk(count, dim=1, largest=largest).indices.sort(dim=1).values
+    at = lines.topk(count, dim=1, largest=largest).indices
+    # Every other line keeps its own order. The rest has the largest value at the same position.
+    at[::2] = at[::2].sort(dim=1).values
     values = lines.gather(1, at)
     window = (begin + torch.arange(count, device=lines.device).view(1, -1, 1)).expand_as(at)
     # Values leave the window for the positions that become free. Both are counted in the same order.
@@ -502,9 +503,7 @@ _MAKERS: Final[dict[str, _Maker]] = {
     "adversarial": _adversarial,
     "sparse": _sparse,
     # Small tensors of the kind before have few far values anyway.
-    "few": lambda tensor, own, chance: (
-        _sparse(tensor, own, chance, most=_FEW) if tensor.numel() > _APART * _FEW else None
-    ),
+    "few": lambda x, own, chance: _sparse(x, own, chance, most=_FEW) if x.numel() > _APART * _FEW else None,
     "blocks": _blocks,
     "clustered": _clustered,
     "divided": _divided,
