@@ -40,7 +40,7 @@ def network(services: told.Services) -> Iterator[Network]:
 
 @pytest.fixture(autouse=True)
 def _no_orphan(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Check for leftovers of a test's fleets, which become children of the tests' process."""
+    """Check for leftovers of a test's fleets, which become children of the tests' process. Supervisors keep running."""
     if "services" not in request.fixturenames:
         yield
         return
@@ -52,8 +52,7 @@ def _no_orphan(request: pytest.FixtureRequest) -> Iterator[None]:
 
         def strangers() -> list[int]:
             found = living(set(linux.children(os.getpid())) - mine - {services.postgres.pid, services.valkey.pid})
-            supervisors = ("run_fleet.py", "workers.fleet")  # They keep running.
-            return [pid for pid in found if not any(word.endswith(supervisors) for word in words(pid))]
+            return [pid for pid in found if not {"run_fleet.py", "workers.fleet"} & {Path(w).name for w in words(pid)}]
 
         with suppress(AssertionError):
             services.until(lambda: not strangers())

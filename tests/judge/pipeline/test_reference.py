@@ -219,7 +219,7 @@ def test_largest_values_become_neighbors_and_whole_numbers_skewed() -> None:
     made = {case.kind: case.inputs for case in others}
     x, routes, order = made["clustered"]
     assert torch.equal(x.flatten().sort().values, given.inputs[0].flatten().sort().values)
-    # The same 16 columns have the largest values of each row, and 8 of them those of every other row.
+    # The 16 largest values of all rows are in 16 columns, and the 8 largest of every second row in 8.
     for rows, count in ((x, 16), (x[1::2], 8)):
         columns = rows.topk(count).indices.flatten().bincount().topk(count).indices
         assert torch.equal(rows[:, columns].sort(descending=True).values, rows.topk(count).values)
@@ -342,6 +342,7 @@ def test_a_variant_that_a_single_rounding_fails_does_not_count() -> None:
 def test_exact_answers_and_variants_have_bounds() -> None:
     """Without time or memory for float64, there are only variants within the range. Large inputs get one more."""
     assert kinds(bounded(exact_s=0.0)) == kinds(bounded(host_bytes=0)) == {GIVEN, *WITHIN}
+    assert kinds(bounded(varied_bytes=100, exact_s=0.0)) == {GIVEN, *WITHIN}
     assert "larger" not in {case.kind for case in cases_of(bounded(varied_bytes=100, host_bytes=0))}
     assert kinds(bounded(varied_bytes=100, larger_s=0.0)) == {GIVEN, *WITHIN, "larger"}
 
