@@ -28,6 +28,8 @@ from workers.judge.pipeline.estimator import Kind, Sample, Series, Stopping
 
 #: Time in nanoseconds of a round trip without a forward, of its empty kernel, and of the events around a forward.
 _SWITCH, _EMPTY, _EVENTS = 336e3, 2e3, 3e3
+#: Time slice of another context in nanoseconds.
+_SLICE: Final = 150e3
 #: Greatest distance of the quartiles of overhead calls in microseconds, by the judge's clock and by their own.
 _QUIET: Final = (3.9, 0.19)
 #: Distance of the quartiles of a normal distribution in standard deviations.
@@ -41,7 +43,7 @@ class Pair:
     Attributes:
         kernel, reference: their true times.
         outside, own: distance of the quartiles of their calls by the judge's clock and by their own.
-        slowed: share of the calls that time slices of other contexts lengthen.
+        slowed: share of the calls that a time slice of another context lengthens, and of these that a further one does.
         drift: standard deviation of the device's speed as a share. It changes slowly.
         claims: time that the kernel subtracts from its own clock.
     """
@@ -59,7 +61,7 @@ PAIRS: Final = {
     "Triton softmax": Pair(4.3, 9.1),
     "Triton matmul": Pair(6.7, 10.5),
     "two lines, itself": Pair(5.9, 5.9),
-    "two lines, itself, busy": Pair(5.9, 5.9, slowed=0.1),
+    "two lines, itself, busy": Pair(5.9, 5.9, slowed=0.45),
     "20 us, rough": Pair(20, 25, own=0.8),
     "matmul of 1024, itself": Pair(64, 64, own=0.65),
     "ReLU of 64 MiB, itself": Pair(98, 98, own=0.9),
@@ -95,14 +97,15 @@ def simulate(pair: Pair, purpose: Purpose, chance: random.Random) -> Outcome:
                     outside, own = (0.0, 0.0) if empty else shifts[number]
                     spread = min(pair.outside, _QUIET[0]) if empty else pair.outside
                     outside += chance.gauss(0, 1e3 * spread / _QUARTILES)
-                    outside += chance.expovariate(1 / 60e3) if chance.random() < pair.slowed else 0.0
+                    while chance.random() < pair.slowed:
+                        outside += _SLICE
                     own += chance.gauss(0, 1e3 * (min(pair.own, _QUIET[1]) if empty else pair.own) / _QUARTILES)
                     own += _EVENTS + ns - (0.0 if empty or number else 1e3 * pair.claims)
                     sample = Sample(round(_SWITCH + ns + outside), 50_000, round(own))
                     stopping.add(series[number], kind, sample, 0.0)
     kernel, reference = series
     first = estimator.summarise(reference, estimator.overhead_of(reference, on_gpu=True), timing, on_gpu=True)
-    overhead = estimator.overhead_of(kernel, first, on_gpu=True)
+    overhead = estimator.overhead_of(kernel, first, reference, on_gpu=True)
     runtime = estimator.summarise(kernel, overhead, timing, reference, on_gpu=True, fine=first.is_fine)
     if runtime.is_fine is not first.is_fine:
         overhead = estimator.overhead_of(reference, on_gpu=True)

@@ -25,6 +25,9 @@ Basis = Literal["gpu_clock", "cpu_clock"]
 #: Minimum number of calls in a measurement, even if the time budget is exceeded, and of overhead calls.
 FEWEST: Final = 5
 FEWEST_OVERHEADS: Final = 3
+#: Minimum number of calls after an empty kernel, and the one at which their excess over plain calls is no accident.
+FEWEST_IN_TURN: Final = 3
+_CERTAIN_IN_TURN: Final = 8
 #: By purpose: the relative half width of the median's interval at which calls suffice, the minimum number of calls
 #: before the first look at it, and the number of random values that are added to this minimum.
 _LOOKS: Final = {Purpose.TRAIN: (0.05, 5, 4), Purpose.RANK: (0.01, 9, 6), Purpose.PUBLISH: (0.005, 14, 7)}
@@ -207,14 +210,31 @@ class Series:
         if not (self.in_turn and self.calls):
             return False
         call = statistics.median(self.calls)
-        return statistics.median(self.in_turn) > call + _IN_TURN_SLACK[0] + _IN_TURN_SLACK[1] * call
+        # Time slices of other contexts lengthen most of a few calls, and a context switch lengthens all.
+        return min(self.in_turn) > call + _IN_TURN_SLACK[0] + _IN_TURN_SLACK[1] * call
 
     @property
-    def skew(self) -> float:
-        """Mean of the calls divided by their median, without the longest few, which other processes cause."""
+    def lacks_in_turn(self) -> bool:
+        """True if more calls after an empty kernel are needed."""
+        fewest = _CERTAIN_IN_TURN if self.takes_no_turn else FEWEST_IN_TURN
+        return self.looks_in_turn and len(self.in_turn) < fewest
+
+    @property
+    def trimmed(self) -> tuple[float, float]:
+        """Mean of the calls without the longest few, which other processes cause, and its standard error."""
         ordered = sorted(self.calls)
         counted = ordered[: len(ordered) - int(_TRIMMED * len(ordered))]
-        return statistics.fmean(counted) / statistics.median(ordered)
+        spread = statistics.stdev([min(each, counted[-1]) for each in ordered])
+        return statistics.fmean(counted), spread * math.sqrt(len(ordered)) / len(counted)
+
+    def is_uneven(self, reference: Series) -> bool:
+        """Return whether the mean exceeds the median by far more than the mean of a reference in turn exceeds its own.
+
+        Next to other processes one of both medians can be a time slice longer. So the reference's is this one less the
+        median of all differences.
+        """
+        (mean, _), (theirs, error), middle = self.trimmed, reference.trimmed, statistics.median(self.calls)
+        return mean / middle > (_SKEW * theirs + 3 * error) / (middle - _net_ns(self, reference.calls)[0])
 
     @property
     def between_ns(self) -> float:
@@ -265,8 +285,7 @@ class Series:
 
     def is_precise(self, wanted: float) -> bool:
         """Return whether the median is as precise as wanted, or as the clock allows."""
-        net, width = statistics.median(self.calls) - statistics.median(self.overheads), half_width(self.calls)
-        errors = _ERRORS[self.basis]
+        (net, width), errors = _net_ns(self, self.overheads), _ERRORS[self.basis]
         if net < errors.limit_ns and self.has_own:
             return half_width(self.own) <= max(wanted * net, errors.resolution_ns)
         return width <= max(wanted * net, _RESOLUTION_NS)
@@ -327,7 +346,7 @@ class Stopping:
         ``share`` is the number of overhead calls as a share of the calls, ``variants`` the number of variants left.
         """
         calls, missing = len(series.calls), FEWEST_OVERHEADS - len(series.overheads)
-        if self._is_spent(series) and calls >= FEWEST and missing <= 0:
+        if self._is_spent(series) and calls >= FEWEST and missing <= 0 and not series.lacks_in_turn:
             return []
         if missing > 0:
             share = max(_FIRST_SHARE, missing / max(1, self._timing.calls - calls))
@@ -336,7 +355,8 @@ class Stopping:
         # The first call of an order differs, so neither kind of call is always first.
         comes_late = self._random.random() < 0.5
         kinds = [] if comes_late else [*overhead]
-        if not series.warming and series.looks_in_turn and self._random.random() < IN_TURN_SHARE:
+        in_turn = _FIRST_SHARE if series.lacks_in_turn else IN_TURN_SHARE
+        if not series.warming and series.looks_in_turn and self._random.random() < in_turn:
             kinds.append(Kind.IN_TURN)
         if not series.warming and self._random.random() < variants / max(1, _SPREAD - calls):
             kinds.append(Kind.VARIANT)
@@ -360,7 +380,7 @@ class Stopping:
 
     def _suffices(self, series: Series, seconds: float, *, late: bool) -> bool:
         calls = len(series.calls)
-        if len(series.overheads) < FEWEST_OVERHEADS or calls < FEWEST:
+        if len(series.overheads) < FEWEST_OVERHEADS or calls < FEWEST or series.lacks_in_turn:
             return False
         if calls >= self._timing.calls or late or self._is_spent(series):
             return True
@@ -386,19 +406,37 @@ def is_settled(series: Series, reference: Series | None = None, *, certain: int 
         certain: number of calls after which longer overhead calls are no accident.
     """
     both = [series] if reference is None else [series, reference]
-    overhead = min(statistics.median(one.overheads) for one in both)
-    net = statistics.median(series.calls) - overhead + series.empty_ns
-    errors = _ERRORS[series.basis]
+    net, width = max(_net_ns(series, one.overheads) for one in both)
+    net, errors = net + series.empty_ns, _ERRORS[series.basis]
     if net < (-errors.outside[0] if series.basis == "gpu_clock" else 0.0):
         return len(series.calls) >= certain
     if series.basis != "gpu_clock" or net > errors.limit_ns or not series.has_own:
         return True
-    excess, width = _excess_ns(series, net, reference), half_width(series.calls)
+    excess = _excess_ns(series, net, reference)
     return excess is None or width <= max(errors.refuting_ns, -excess)
 
 
-def overhead_of(series: Series, baseline: Measurement | None = None, *, on_gpu: bool) -> float:
-    """Return the launch overhead of a series in nanoseconds: the median on a GPU, the minimum on a CPU.
+def _net_ns(series: Series, overheads: list[int], deviate: float = _DEVIATES[0]) -> tuple[float, float]:
+    """Return by how much a series' calls exceed overhead calls, and half the width of its interval.
+
+    On a GPU it is the median of all differences (Hodges and Lehmann, 1963). Time slices of other contexts lengthen
+    about half of both kinds of calls, so the difference of their medians can be a whole slice too long or too short.
+    """
+    calls, width = series.calls, half_width(series.calls, deviate)
+    if series.basis == "cpu_clock":
+        return statistics.median(calls) - statistics.median(overheads), width
+    ordered = sorted(call - overhead for call in calls for overhead in overheads)
+    count = len(ordered)
+    low = max(0, math.floor(count / 2 - deviate * math.sqrt(count * (len(calls) + len(overheads) + 1) / 12)))
+    # This interval is too wide for a forward that varies more than the overhead.
+    medians = math.hypot(width, half_width(overheads))
+    return statistics.median(ordered), min(medians, (ordered[count - 1 - low] - ordered[low]) / 2)
+
+
+def overhead_of(
+    series: Series, baseline: Measurement | None = None, reference: Series | None = None, *, on_gpu: bool
+) -> float:
+    """Return the launch overhead of a series in nanoseconds: what its median call contains, or on a CPU the minimum.
 
     Other processes on a CPU make calls slower. If that were included in the overhead, net times would be too short or
     even negative.
@@ -407,13 +445,18 @@ def overhead_of(series: Series, baseline: Measurement | None = None, *, on_gpu: 
         series: the series of a candidate, which can have slowed its overhead calls, or of the reference.
         baseline: for a candidate, the reference's measurement. Its overhead counts if it is smaller, after subtracting
             the time that the judge's own work in the calls saves since then, and saves with these outputs' strides.
+        reference: for a candidate, the reference's series in turn with it, or None.
     """
-    own = statistics.median(series.overheads) if on_gpu else float(min(series.overheads))
+    middle = statistics.median(series.calls)
+    own = middle - _net_ns(series, series.overheads)[0] if on_gpu else float(min(series.overheads))
     if baseline is None:
         return own
     then, now = baseline.yardstick_ms, series.yardstick_ms
     quicker = 0.0 if then is None or now is None else max(0.0, then - now)
-    theirs = (baseline.overhead_ms - quicker) * 1e6 - series.spared_ns
+    theirs = baseline.overhead_ms * 1e6
+    if reference is not None and series.basis == "gpu_clock":
+        theirs = middle - _net_ns(series, reference.overheads)[0]
+    theirs -= quicker * 1e6 + series.spared_ns
     slack = _CPU_OVERHEAD_NS if on_gpu and series.basis == "cpu_clock" else 0.0
     return max(0.0, own if own <= theirs + slack else theirs)
 
@@ -442,7 +485,7 @@ def summarise(
     least = min(series.kept, default=0)
     if least <= middle:
         least = 0
-    if reference is not None and series.skew > _SKEW * reference.skew:
+    if reference is not None and series.is_uneven(reference):
         least = max(least, statistics.fmean(series.calls))
     taken = overhead_ns - series.empty_ns
     times = [max(call, least) - taken for call in series.calls]
@@ -459,6 +502,8 @@ def summarise(
     deviate = _DEVIATES[len(times) > most_before_look(timing)]
     few = _FEW.get(len(samples[1]), 1.0) if own is not None else 1.0
     widths = half_width(samples[0], deviate), few * half_width(samples[1])
+    if own is None and series.basis == "gpu_clock":
+        widths = _net_ns(series, (reference or series).overheads, deviate)[1], 0.0
     error_ms = math.hypot(*widths, _clock_error_ns(series.basis, median, on_gpu=on_gpu, fine=own is not None)) / 1e6
     return Measurement(
         basis=series.basis, purpose=timing.purpose, count=len(times), discarded=series.discarded,
@@ -523,7 +568,7 @@ def _excess_ns(series: Series, outside_ns: float, reference: Series | None) -> f
     least, share, times_error, times_difference = errors.agrees
     if reference is None:
         return abs(median - outside_ns) - errors.reference_ns - share * abs(median)
-    outside_reference = statistics.median(reference.calls) - statistics.median(reference.overheads) + reference.empty_ns
+    outside_reference = _net_ns(reference, reference.overheads)[0] + reference.empty_ns
     difference = outside_reference - statistics.median(_claimed(reference, None))
     least += times_error * half_width(reference.calls) + times_difference * max(0.0, difference)
     # A candidate would only claim to be shorter than it is.

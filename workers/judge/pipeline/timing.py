@@ -50,11 +50,9 @@ from workers.judge.pipeline.reference import Reference
 from workers.judge.slot_config import SlotConfig
 
 #: Version of this module's method, a part of the key under which baselines are cached.
-METHOD: Final = "16"
+METHOD: Final = "17"
 #: Share of the time phase's deadline after which no further call begins.
 _BUDGET: Final = 0.6
-#: Minimum number of calls after an empty kernel.
-_FEWEST_IN_TURN: Final = 3
 #: Kinds of calls that are not of the kind of those that count.
 _CALLS: Final = {Kind.OVERHEAD: Call.OVERHEAD, Kind.IN_TURN: Call.IN_TURN}
 #: Number of calls between two reads of the device's clocks.
@@ -102,7 +100,8 @@ def usual_inputs(timing: Timing, reference: Reference) -> int:
     if turns_together(reference) > 1:
         return timing.warmup + calls
     shares = 2 + sum(estimator.OVERHEAD_SHARES) + 2 * estimator.IN_TURN_SHARE
-    return 2 * timing.warmup + math.ceil(calls * shares) + 2 * estimator.FEWEST_OVERHEADS
+    fewest = estimator.FEWEST_OVERHEADS + estimator.FEWEST_IN_TURN
+    return 2 * timing.warmup + math.ceil(calls * shares) + 2 * fewest
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +202,6 @@ class _Caller:
         """Yield the calls that a finished series still lacks."""
         while self._kept is not None and self._inputs.variants and not self.blocks:
             yield from self._planned([Kind.VARIANT], None)
-        for _ in range(_FEWEST_IN_TURN - len(self.series.in_turn)):
-            if self.series.looks_in_turn:
-                yield from self._planned([Kind.IN_TURN], None)
 
     def _planned(self, kinds: Sequence[Kind], shared: Case | None) -> Iterator[_Planned]:
         on_gpu = self.series.basis == "gpu_clock"

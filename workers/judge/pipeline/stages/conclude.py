@@ -138,7 +138,7 @@ def _compare_times(context: Context, referenced: Referenced, times: Times) -> tu
     else:
         first, measured = baseline.summarise(times.beside), None
     on_gpu = context.slot.on_gpu
-    overhead = estimator.overhead_of(own, first, on_gpu=on_gpu)
+    overhead = estimator.overhead_of(own, first, times.beside, on_gpu=on_gpu)
     runtime = estimator.summarise(own, overhead, settings, times.beside, on_gpu=on_gpu, fine=first.is_fine)
     measured = measured or baseline.settle(own, times.beside, fine=runtime.is_fine)
     if runtime.is_fine and times.beside is not None:
