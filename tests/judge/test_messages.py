@@ -64,7 +64,7 @@ def test_a_message_names_no_internal_module(rig: Rig, source: str, message: str)
         (
             "x",
             "return [torch.randn(4 + torch.initial_seed() % 4099, 8)]",
-            "SHAPES. It returned inputs[0] = a tensor of shape (",
+            "SHAPES. It returned inputs[0] = a tensor of",
         ),
         ("x", "return [torch.randn(4, 8), [torch.initial_seed()]]", "SHAPES. It returned inputs[1][0] = "),
     ],

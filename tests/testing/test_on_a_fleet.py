@@ -225,26 +225,25 @@ class Zeros(io.RawIOBase):
         return bytes(size)
 
 
+def column(engine: Engine, query: str) -> list[Any]:
+    """Return the first column of a query's rows."""
+    with engine.connect() as connection:
+        return list(connection.execute(text(query)).scalars())
+
+
 @pytest.mark.nightly
 def test_the_tests_of_a_worker_that_is_killed_run_again(on_fleet: Cli, engine: Engine) -> None:
     """The tests run on another worker, each is reported once, and no test is blamed."""
     on_fleet.write("test_slow.py", "import time\ndef test_one(): pass\ndef test_two(): time.sleep(4)\n")
-    pids = text("SELECT w.pid FROM attempts a JOIN workers w ON w.id = a.worker_id WHERE a.ended_at IS NULL")
-
-    def busy() -> list[int]:
-        with engine.connect() as connection:
-            return list(connection.execute(pids).scalars())
-
+    pids = "SELECT w.pid FROM attempts a JOIN workers w ON w.id = a.worker_id WHERE a.ended_at IS NULL"
     with running(on_fleet, "--fleet") as process:
-        [pid] = until(busy, LIMIT_S)
+        [pid] = until(lambda: column(engine, pids), LIMIT_S)
         os.kill(pid, signal.SIGKILL)
         out, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, out
     assert "2 passed" in out
-    with engine.connect() as connection:
-        last = text("SELECT id FROM evaluations ORDER BY submitted_at DESC LIMIT 1")
-        count = text("SELECT count(*) FROM attempts WHERE evaluation_id = :id")
-        assert connection.execute(count, {"id": connection.execute(last).scalar_one()}).scalar_one() == 2
+    last = "SELECT id FROM evaluations ORDER BY submitted_at DESC LIMIT 1"
+    assert column(engine, f"SELECT count(*) FROM attempts WHERE evaluation_id = ({last})") == [2]
 
 
 STATES = """
@@ -257,32 +256,22 @@ def test_a_signal_cancels_what_was_submitted(on_fleet: Cli, engine: Engine) -> N
     """Running tests are killed, queued ones do not begin, and pytest reports the existing results."""
     for each in range(2):
         on_fleet.write(f"test_more_{each}.py", "import time\ndef test_waits(): time.sleep(10_000)\n")
-
-    def states() -> list[str]:
-        with engine.connect() as connection:
-            return list(connection.execute(text(STATES)).scalars())
-
     with running(on_fleet, "--fleet") as process:
-        until(lambda: sorted(states()) == ["queued", "running"], LIMIT_S)
+        until(lambda: sorted(column(engine, STATES)) == ["queued", "running"], LIMIT_S)
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 2
     assert "KeyboardInterrupt" in out
-    assert states() == ["cancelled"] * 2
+    assert column(engine, STATES) == ["cancelled"] * 2
 
 
 def test_a_failure_of_the_fleet_is_nobody_s(on_fleet: Cli, engine: Engine) -> None:
     """Tests of a cancelled evaluation have no report, and the run names the cause and exits with another status."""
     on_fleet.write("test_a.py", "def test_a(): pass\n")
     on_fleet.write("test_b.py", "import time\ndef test_b(): time.sleep(10_000)\n")
-    found = text("SELECT id FROM evaluations WHERE kernel_label = 'test_b.py' AND state = 'running'")
-
-    def waiting() -> list[object]:
-        with engine.connect() as connection:
-            return list(connection.execute(found).scalars())
-
+    found = "SELECT id FROM evaluations WHERE kernel_label = 'test_b.py' AND state = 'running'"
     with running(on_fleet, "--fleet") as process:
-        [identity] = until(waiting, LIMIT_S)
+        [identity] = until(lambda: column(engine, found), LIMIT_S)
         on_fleet("cancel", str(identity))
         out, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 3

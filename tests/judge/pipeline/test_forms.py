@@ -157,11 +157,7 @@ def test_patches_of_torch_s_builder_are_the_same_in_all_calls(rig: Rig) -> None:
     ("inputs", "forward", "strides"),
     [
         ("return [torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last)]", "x: x * 2", "[(128, 1, 32, 8)]"),
-        (
-            "return [torch.randn(8, 32)[:, 4:20:2], torch.randn(8, 1).expand(8, 8)]",
-            "x, y: x * y",
-            "[(32, 2), (1, 0)]",
-        ),
+        ("return [torch.randn(8, 32)[:, 4:20:2], torch.randn(8, 1).expand(8, 8)]", "x, y: x * y", "[(32, 2), (1, 0)]"),
         ("x = torch.randn(64); return [x.unfold(0, 8, 1), x]", "x, y: x.sum(1) + y[7:]", "[(1, 1), (1,)]"),
     ],
     ids=["channels-last", "slice-expanded", "windows-shared"],
