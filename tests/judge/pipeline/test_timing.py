@@ -405,9 +405,8 @@ def test_calls_go_on_until_it_is_settled_which_clock_counts() -> None:
 def test_time_slices_of_other_contexts_cancel_out() -> None:
     """They lengthen about half of the calls and overhead calls, so the median of one of both is a slice longer."""
     busy, quieter = ([308_000] * short + [458_000] * (20 - short) for short in (9, 11))
-    overheads = [300_000] * 3 + [450_000] * 2
-    kernel = timed_twice(10.0, calls=quieter, overheads=overheads)
-    reference = timed_twice(10.0, calls=busy, overheads=overheads)
+    mixed = {"overheads": [300_000] * 3 + [450_000] * 2}
+    kernel, reference = (timed_twice(10.0, calls=calls, **mixed) for calls in (quieter, busy))
     for one, other in ((kernel, reference), (reference, kernel), (reference, None)):
         first = None if other is None else summarise(other, overhead_of(other, on_gpu=True), Timing(), on_gpu=True)
         overhead = overhead_of(one, first, other, on_gpu=True)
