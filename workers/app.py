@@ -14,7 +14,6 @@ import hashlib
 import os
 import signal
 import socket
-import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -41,7 +40,7 @@ from kqueue.store import evaluations, gpus
 from kqueue.store.evaluations import Claim, Recorded
 from kqueue.store.models import LOCAL
 from workers import delivery, messages
-from workers.backend import StoredBackend
+from workers.backend import StoredBackend, patiently
 from workers.judge import api, deaths
 from workers.judge.api import Judges
 from workers.judge.backend import InMemoryBackend
@@ -50,10 +49,6 @@ from workers.slot import FREE, GO, READY, READY_VARIABLE, STUCK, VARIABLE, Slot
 
 _log: Any = structlog.get_logger(__name__)
 
-#: Seconds for which a task process retries a claim or the record of an outcome while Postgres is away or has another
-#: version's schema. Without a wait, workers would take all messages from Redis during an outage.
-_PATIENCE_S: Final = 30.0
-_RETRY_S: Final = 0.5
 #: Number of evaluations that a child finishes by static checks before it is recycled.
 _MOST_STATIC: Final = 500
 #: Seconds between checks of the supervisor's orders, the fork server and the judge.
@@ -210,33 +205,19 @@ _child = _Child()
 
 def _claim(worker: _Worker, evaluation_id: UUID) -> Claim | None:
     """Begin an attempt. Return None if another worker has begun it, or it must not begin now."""
-    deadline = time.monotonic() + _PATIENCE_S
-    failed = False
-    while True:
-        try:
-            claim = evaluations.claim(
-                worker.engine, evaluation_id, worker_id=worker.slot.worker_id, lease_s=worker.config.lease_s
+
+    def claim(again: bool) -> Claim | None:
+        own, delay_s = worker.slot.worker_id, worker.config.retry_delay_s
+        found = evaluations.claim(worker.engine, evaluation_id, worker_id=own, lease_s=worker.config.lease_s)
+        if found is None and again:
+            # The claim can have succeeded although its connection broke. Then this worker holds the evaluation.
+            told = "the answer to the claim was lost: nothing was begun"
+            evaluations.lose_worker(
+                worker.engine, own, evaluation_id=evaluation_id, retry_delay_s=delay_s, message=told, handed_back=True
             )
-            if claim is None and failed:
-                # The claim can have succeeded although its connection broke. Then this worker holds the evaluation.
-                evaluations.lose_worker(
-                    worker.engine,
-                    worker.slot.worker_id,
-                    evaluation_id=evaluation_id,
-                    retry_delay_s=worker.config.retry_delay_s,
-                    message="the answer to the claim was lost: nothing was begun",
-                    handed_back=True,
-                )
-            return claim
-        except (DatabaseUnavailable, SchemaMismatch) as error:
-            if time.monotonic() >= deadline:
-                raise
-            # The connection is as old as this child, and another server can have taken over since then.
-            worker.engine.dispose()
-            if not failed:
-                _log.warning("an evaluation waits for Postgres", reason=str(error))
-            failed = True
-            time.sleep(_RETRY_S)
+        return found
+
+    return patiently(worker.engine, claim)
 
 
 def _outcome_of(judge: Callable[[], Outcome]) -> tuple[Outcome, Writer]:
@@ -249,26 +230,19 @@ def _outcome_of(judge: Callable[[], Outcome]) -> tuple[Outcome, Writer]:
 
 
 def _finish(worker: _Worker, claim: Claim, outcome: Outcome, writer: Writer) -> Recorded:
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            return evaluations.finish(
-                worker.engine,
-                claim.evaluation_id,
-                claim.number,
-                outcome,
-                written_by=writer,
-                retry_delay_s=worker.config.retry_delay_s,
-            )
-        except (DatabaseUnavailable, SchemaMismatch) as error:
-            if time.monotonic() >= deadline:
-                _log.error(
-                    "an outcome is lost because Postgres stayed away: the evaluation will be judged again",
-                    category=str(outcome.category),
-                    reason=str(error),
-                )
-                raise
-            time.sleep(_RETRY_S)
+    key, delay_s = (claim.evaluation_id, claim.number), worker.config.retry_delay_s
+    try:
+        return patiently(
+            worker.engine,
+            lambda _: evaluations.finish(worker.engine, *key, outcome, written_by=writer, retry_delay_s=delay_s),
+        )
+    except (DatabaseUnavailable, SchemaMismatch) as error:
+        _log.error(
+            "an outcome is lost because Postgres stayed away: the evaluation will be judged again",
+            category=str(outcome.category),
+            reason=str(error),
+        )
+        raise
 
 
 def _require() -> _Worker:

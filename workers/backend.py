@@ -3,19 +3,50 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
+import structlog
 from sqlalchemy import Engine
 
 from kqueue.contract import Measurement
-from kqueue.errors import DatabaseUnavailable
+from kqueue.errors import DatabaseUnavailable, SchemaMismatch
 from kqueue.store import baselines, evaluations, gpus
+
+_log: Any = structlog.get_logger(__name__)
+#: Seconds for which a task process retries a claim or a record while Postgres is away or has another version's schema.
+#: Without a wait, workers would take all messages from Redis during an outage.
+_PATIENCE_S: Final = 30.0
+_RETRY_S: Final = 0.5
+_T = TypeVar("_T")
+
+
+def patiently(engine: Engine, work: Callable[[bool], _T]) -> _T:
+    """Do work that needs Postgres, and repeat it for a while. ``work`` gets True if it has failed before.
+
+    Raises:
+        DatabaseUnavailable, SchemaMismatch: Postgres was away for longer, or has another version's schema.
+    """
+    deadline, again = time.monotonic() + _PATIENCE_S, False
+    while True:
+        try:
+            return work(again)
+        except (DatabaseUnavailable, SchemaMismatch) as error:
+            if time.monotonic() >= deadline:
+                raise
+            # The connection is as old as this child, and another server can have taken over since then.
+            engine.dispose()
+            if not again:
+                _log.warning("an evaluation waits for Postgres", reason=str(error))
+            again = True
+            time.sleep(_RETRY_S)
 
 
 class StoredBackend:
     """The :class:`workers.judge.backend.JudgeBackend` of one attempt.
 
-    Every method except :meth:`doubt` raises DatabaseUnavailable if Postgres is away.
+    Every method except :meth:`doubt` raises DatabaseUnavailable if Postgres is away, :meth:`environment` after a while.
     """
 
     def __init__(self, engine: Engine, attempt_id: int, owner: str, conditions: str | None) -> None:
@@ -26,8 +57,9 @@ class StoredBackend:
         self._conditions = conditions
 
     def environment(self, facts: dict[str, Any]) -> str:
-        """Record the attempt's environment and return its hash."""
-        return evaluations.set_environment(self._engine, self._attempt_id, facts, conditions=self._conditions)
+        """Record the attempt's environment and return its hash. No deadline of a kernel runs yet, so it can wait."""
+        key = self._engine, self._attempt_id, facts
+        return patiently(self._engine, lambda _: evaluations.set_environment(*key, conditions=self._conditions))
 
     def baseline(self, problem_hash: str, environment_hash: str, settings_key: str) -> Measurement | None:
         """Return the cached baseline, or None."""
