@@ -89,8 +89,7 @@ def _configure(level: str, *, as_json: bool, context: Mapping[str, str]) -> None
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *final],
+            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *final]
         )
     )
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)

@@ -261,11 +261,7 @@ def _walked(root: Path) -> Iterator[PurePosixPath]:
 
 def _run(folder: Path, *words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        ["git", "-C", str(folder), *words],
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        check=False,
-        env=environment,
+        ["git", "-C", str(folder), *words], capture_output=True, stdin=subprocess.DEVNULL, check=False, env=environment
     )
 
 

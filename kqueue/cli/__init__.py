@@ -97,11 +97,7 @@ class _Group(typer.core.TyperGroup):
 
 
 app = typer.Typer(
-    name="kqueue",
-    cls=_Group,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+    name="kqueue", cls=_Group, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
 )
 
 

@@ -62,9 +62,7 @@ _CATEGORY: Final[Columns[CategoryInfo]] = {
 }
 
 
-def categories(
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/categories.md.")] = False,
-) -> None:
+def categories(markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/categories.md.")] = False) -> None:
     """Print the table of categories."""
     if markdown:
         typer.echo(table_in_markdown(), nl=False)
@@ -72,9 +70,7 @@ def categories(
         table(_CATEGORY)(CATEGORIES.values())
 
 
-def evidence(
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/evidence.md.")] = False,
-) -> None:
+def evidence(markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/evidence.md.")] = False) -> None:
     """Print the fields of a verdict's facts and evidence."""
     from kqueue.evidence import Evidence, Facts
 

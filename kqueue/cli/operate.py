@@ -264,9 +264,7 @@ class Role(StrEnum):
 
 
 @db.command()
-def upgrade(
-    revision: Annotated[str, typer.Argument(help="A revision of the schema.")] = "head",
-) -> None:
+def upgrade(revision: Annotated[str, typer.Argument(help="A revision of the schema.")] = "head") -> None:
     """Upgrade the schema to this version of kqueue. Does nothing if it is up to date."""
     from kqueue.config import load
     from kqueue.store import schema

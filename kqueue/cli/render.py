@@ -75,11 +75,7 @@ def text(value: object, style: str = "") -> Text:
 
 
 def emit(
-    view: RowT,
-    show: Callable[[RowT], object],
-    *,
-    as_json: bool,
-    record: Callable[[Any], Mapping[str, Any]] = asdict,
+    view: RowT, show: Callable[[RowT], object], *, as_json: bool, record: Callable[[Any], Mapping[str, Any]] = asdict
 ) -> None:
     """Print a command's view, which is a dataclass or a list of rows.
 

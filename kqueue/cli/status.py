@@ -55,9 +55,7 @@ class _Status:
     broker: Mapping[str, Any] | None = None
 
 
-def status(
-    as_json: options.Json = False,
-) -> None:
+def status(as_json: options.Json = False) -> None:
     """Show the queue, the workers, paused devices, and the last hour.
 
     Exits with 3 if Redis cannot be reached.

@@ -20,18 +20,7 @@ import typer
 
 from kqueue.cli import options, sources
 from kqueue.cli.connection import Reader, reading
-from kqueue.cli.render import (
-    Columns,
-    category_text,
-    console,
-    counted,
-    emit,
-    make_bar,
-    progress,
-    say,
-    table,
-    write_json,
-)
+from kqueue.cli.render import Columns, category_text, console, counted, emit, make_bar, progress, say, table, write_json
 from kqueue.cli.sources import Entry
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation, WaitTimeout
 from kqueue.figures import brief, milliseconds, speedup
@@ -106,10 +95,7 @@ def submit(
     kernel: Annotated[
         list[str] | None,
         typer.Option(
-            "--kernel",
-            "-k",
-            metavar="PATH",
-            help="File, folder or glob, with one evaluation per file. Repeatable.",
+            "--kernel", "-k", metavar="PATH", help="File, folder or glob, with one evaluation per file. Repeatable."
         ),
     ] = None,
     backend: options.Backend = None,

@@ -38,13 +38,7 @@ class Server(wire.Operations):
     """
 
     def __init__(
-        self,
-        url: str,
-        token: SecretStr | None,
-        *,
-        retry_s: float,
-        connections: int,
-        http: Http | None = None,
+        self, url: str, token: SecretStr | None, *, retry_s: float, connections: int, http: Http | None = None
     ) -> None:
         self.url = _checked_url(url)
         self._headers = {} if token is None else {"Authorization": f"Bearer {_checked_token(token)}"}

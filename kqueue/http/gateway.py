@@ -227,11 +227,7 @@ class Gateway:
         return tickets
 
     async def submit_each(
-        self,
-        caller: Caller,
-        entries: Sequence[contract.Request | InvalidRequest],
-        *,
-        allow_idle_lane: bool = False,
+        self, caller: Caller, entries: Sequence[contract.Request | InvalidRequest], *, allow_idle_lane: bool = False
     ) -> list[AsyncTicket | InvalidRequest | HttpError]:
         """Submit every valid entry. The result of a refused entry is its error, which is not raised.
 

@@ -274,10 +274,7 @@ async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
     """
     view = await fleet.seen()
     return shapes.Fleet(
-        lanes=shapes.lanes_of(view),
-        workers=view.workers,
-        gpus=[device.gpu for device in view.devices],
-        **view.records,
+        lanes=shapes.lanes_of(view), workers=view.workers, gpus=[device.gpu for device in view.devices], **view.records
     )
 
 

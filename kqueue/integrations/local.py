@@ -47,12 +47,7 @@ class LocalKernelEvaluator:
     """
 
     def __init__(
-        self,
-        gpu: str = "any",
-        idle_timeout: float = 600.0,
-        *,
-        config: Config | None = None,
-        **arguments: Any,
+        self, gpu: str = "any", idle_timeout: float = 600.0, *, config: Config | None = None, **arguments: Any
     ) -> None:
         """Configure an evaluator without starting a fleet.
 

@@ -89,12 +89,7 @@ async def one(
         return await as_file(form, "batch", Listed, gateway.pages(viewer, reports.listing, batch=batch))
     fields = await gateway.read(_read, batch, with_cost=cost)
     return page(
-        request,
-        "batch.html",
-        name=batch,
-        looked_back_s=_LOOKED_BACK.total_seconds(),
-        can_draw=can_draw(),
-        **fields,
+        request, "batch.html", name=batch, looked_back_s=_LOOKED_BACK.total_seconds(), can_draw=can_draw(), **fields
     )
 
 

@@ -35,11 +35,7 @@ _Which = Annotated[str, Path(max_length=64)]
 
 @router.get("/compare")
 async def compare_batches(
-    request: Request,
-    _: Viewer,
-    gateway: CurrentGateway,
-    first: TextFilter = None,
-    second: TextFilter = None,
+    request: Request, _: Viewer, gateway: CurrentGateway, first: TextFilter = None, second: TextFilter = None
 ) -> Response:
     """Show the changes from one batch to another, or a form for their names."""
     changes = None if first is None or second is None else await gateway.read(reports.changes, first, second)

@@ -40,13 +40,7 @@ _LONGEST: Final = 100_000
 #: Maximum characters of a source with syntax highlighting.
 _COLOURED: Final = 200_000
 #: Signs by blame, so that colour is never the only mark of a failure.
-_MARKS: Final = {
-    Blame.NONE: "✓",
-    Blame.CANDIDATE: "✗",
-    Blame.PROBLEM: "◆",
-    Blame.FLEET: "▲",
-    Blame.NOBODY: "–",
-}
+_MARKS: Final = {Blame.NONE: "✓", Blame.CANDIDATE: "✗", Blame.PROBLEM: "◆", Blame.FLEET: "▲", Blame.NOBODY: "–"}
 
 
 def render(template: str, **fields: Any) -> str:

@@ -220,10 +220,7 @@ class _Child:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        with (
-            contextlib.nullcontext() if item.get_closest_marker(UNLOCKED) else self.devices(),
-            self._showing_stacks(),
-        ):
+        with contextlib.nullcontext() if item.get_closest_marker(UNLOCKED) else self.devices(), self._showing_stacks():
             done = yield
         if not self._stopped and self._is_used_up():
             self._renew(item.session, "other processes run the rest")

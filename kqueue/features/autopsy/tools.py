@@ -34,8 +34,7 @@ class Dissected(BaseModel):
 
     category: str
     ended: Annotated[
-        str,
-        Field(description="`smallest`, `evaluations`, `time`, `not_again` (not reproduced) or `refused`."),
+        str, Field(description="`smallest`, `evaluations`, `time`, `not_again` (not reproduced) or `refused`.")
     ]
     before: Annotated[list[dict[str, Any]] | None, Field(description="Shapes and dtypes of the problem's inputs.")]
     after: Annotated[list[dict[str, Any]] | None, Field(description="The same for the smallest failing problem.")]

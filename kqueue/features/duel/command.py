@@ -57,10 +57,7 @@ def duel(
     if len(given := tree or ()) > 2:
         raise InvalidRequest("--tree: give one for both kernels, or A's and then B's")
     of_tree = [sources.read_tree(one) for one in given] or [{}]
-    requests = (
-        options.of_file(a, backend, fields | of_tree[0]),
-        options.of_file(b, backend, fields | of_tree[-1]),
-    )
+    requests = (options.of_file(a, backend, fields | of_tree[0]), options.of_file(b, backend, fields | of_tree[-1]))
     match = Match.of(*requests, within=within, most=rounds)
     with make_bar(quiet=as_json) as bar:
         task = bar.add_task("waiting", total=rounds)

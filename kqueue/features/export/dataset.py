@@ -39,12 +39,7 @@ class Export(BaseModel):
 
 
 def export(
-    read: Callable[..., Any],
-    folder: Path,
-    wanted: Export,
-    *,
-    rows: int,
-    **filters: Unpack[Filters],
+    read: Callable[..., Any], folder: Path, wanted: Export, *, rows: int, **filters: Unpack[Filters]
 ) -> Iterator[tuple[int, int]]:
     """Write finished evaluations to a folder, or continue an interrupted export.
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="A receipt, or - for standard input.")]
 _Key = Annotated[
-    str | None,
-    typer.Option(metavar="KEY|FILE|URL", help="The fleet's public key, its saved /v1/keys, or its address."),
+    str | None, typer.Option(metavar="KEY|FILE|URL", help="The fleet's public key, its saved /v1/keys, or its address.")
 ]
 _CHECK: Final[Columns[Check]] = {
     "statement": lambda check: check.name,
@@ -48,12 +47,7 @@ def receipt(
     typer.echo(content, file=output, nl=False)
 
 
-def verify(
-    file: _File,
-    *,
-    key: _Key = None,
-    as_json: options.Json = False,
-) -> None:
+def verify(file: _File, *, key: _Key = None, as_json: options.Json = False) -> None:
     """Check a receipt, and print which statements hold. Exit with 1 if one is wrong.
 
     Without a key it asks the fleet at KQUEUE_URL.

@@ -128,11 +128,7 @@ class Expansion:
 
 
 def choose(
-    algorithm: Algorithm,
-    candidates: Sequence[Candidate],
-    expansions: Iterable[Expansion],
-    count: int,
-    epsilon: float,
+    algorithm: Algorithm, candidates: Sequence[Candidate], expansions: Iterable[Expansion], count: int, epsilon: float
 ) -> list[Candidate]:
     """Return the kernels to make the next proposals from, at most ``count``.
 

@@ -403,11 +403,7 @@ class Search(Runner[Plan]):
             )
         verdict, scores = self._verdict(request, sha256(kernel.encode()).hexdigest())
         return self._record(
-            proposal,
-            verdict,
-            scores,
-            needed=None if proposal.number else "the initial kernel",
-            note=_origin(proposal),
+            proposal, verdict, scores, needed=None if proposal.number else "the initial kernel", note=_origin(proposal)
         )
 
     def _test(self, step: Step, best: Proposal) -> dict[str, Any]:

@@ -48,8 +48,7 @@ def tournament(
     judging: options.Timed,
     run_name: Annotated[str | None, typer.Option(help="The run's name.", show_default="from the problem's")] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder for the best kernels.", show_default="tournament-NAME"),
+        Path | None, typer.Option(metavar="DIR", help="Folder for the best kernels.", show_default="tournament-NAME")
     ] = None,
     verbose: runs.Verbose = False,
     as_json: runs.Json = False,

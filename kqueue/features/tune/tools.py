@@ -22,17 +22,7 @@ from kqueue.integrations.common import scorer
 from kqueue.mcp.connection import Call, caller_of
 from kqueue.mcp.evaluations import submit, verdicts
 from kqueue.mcp.rendering import quoted
-from kqueue.mcp.schemas import (
-    MOST,
-    MOST_ROWS,
-    KernelSource,
-    Language,
-    Submission,
-    Timeout,
-    flat,
-    result,
-    with_advice,
-)
+from kqueue.mcp.schemas import MOST, MOST_ROWS, KernelSource, Language, Submission, Timeout, flat, result, with_advice
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")

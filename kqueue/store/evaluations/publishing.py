@@ -19,8 +19,7 @@ from kqueue.store.models import Evaluation, Kernel, Problem
 from kqueue.store.sql import any_uuid
 
 _SEVERAL: Final = or_(
-    *map(Problem.source.contains, (shapes.NAME, passes.NAME)),
-    Problem.source.startswith(TREE_LINE.rstrip()),
+    *map(Problem.source.contains, (shapes.NAME, passes.NAME)), Problem.source.startswith(TREE_LINE.rstrip())
 )
 #: Query with one row for each message, which :func:`to_message` reads.
 MESSAGES: Final = (

@@ -258,11 +258,7 @@ def _states(batches: Collection[str], ids: Collection[UUID]) -> CompoundSelect[*
     )
     single = (
         select(
-            Evaluation.state,
-            Verdict.category,
-            number,
-            func.min(Evaluation.submitted_at),
-            func.max(Verdict.finished_at),
+            Evaluation.state, Verdict.category, number, func.min(Evaluation.submitted_at), func.max(Verdict.finished_at)
         )
         .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
         .where(Evaluation.id == any_uuid(ids), (Evaluation.batch == any_text(batches)).is_not(True))

@@ -238,12 +238,7 @@ def _crowd(
 
 
 def _before(
-    shares: Shares,
-    priority: Priority,
-    producer: str,
-    own: int,
-    waiting: Mapping[tuple[Priority, str], int],
-    most: int,
+    shares: Shares, priority: Priority, producer: str, own: int, waiting: Mapping[tuple[Priority, str], int], most: int
 ) -> _Work:
     """Return the work before an evaluation, which includes ``own`` earlier ones of its producer and priority."""
     # Numbers that are equal to `most` are lower bounds.
