@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from fastapi import Query, Request, Response
+from fastapi import Request, Response
 from sqlalchemy import Engine
 
 from kqueue import charts, figures, registry
@@ -15,7 +15,7 @@ from kqueue.store import reports
 from kqueue.store.engine import together
 from kqueue.store.reports import BatchState, By, Day, Listed, batches, boards, curves
 from kqueue.store.reports.batches import KnownBatch
-from kqueue.web.export import MOST_ROWS, Format, as_file, one_page
+from kqueue.web.export import MOST_ROWS, Format, FormatQuery, as_file, one_page
 from kqueue.web.parameters import BatchName, CurrentGateway, TextFilter, given_filters
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Viewer, page, pages
@@ -34,11 +34,7 @@ _FAST_P: Final = (0.0, 0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
 
 @router.get("/batches")
 async def known(
-    request: Request,
-    _: Viewer,
-    gateway: CurrentGateway,
-    name: TextFilter = None,
-    form: Annotated[Format, Query(alias="format")] = Format.HTML,
+    request: Request, _: Viewer, gateway: CurrentGateway, name: TextFilter = None, form: FormatQuery = Format.HTML
 ) -> Response:
     """Show batches, the latest submission first."""
     limit = _PAGE if form is Format.HTML else MOST_ROWS
@@ -55,7 +51,7 @@ async def days(
     gateway: CurrentGateway,
     since: TextFilter = None,
     batch: TextFilter = None,
-    form: Annotated[Format, Query(alias="format")] = Format.HTML,
+    form: FormatQuery = Format.HTML,
 ) -> Response:
     """Show the verdicts of each day, of all evaluations or of the batches whose names begin with ``batch``."""
     begin = figures.since(since or _SINCE, "since")
@@ -81,7 +77,7 @@ async def one(
     gateway: CurrentGateway,
     batch: BatchName,
     cost: bool = False,
-    form: Annotated[Format, Query(alias="format")] = Format.HTML,
+    form: FormatQuery = Format.HTML,
 ) -> Response:
     """Show a batch."""
     if form is not Format.HTML:

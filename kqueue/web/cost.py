@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from asyncio import Semaphore
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from fastapi import Query, Request, Response
+from fastapi import Request, Response
 from sqlalchemy import Engine
 
 from kqueue import figures
 from kqueue.store import budgets, reports, tokens
 from kqueue.store.engine import together
 from kqueue.store.reports import By, Cost
-from kqueue.web.export import Format, as_file, one_page
+from kqueue.web.export import Format, FormatQuery, as_file, one_page
 from kqueue.web.parameters import CurrentGateway, TextFilter, given_filters
 from kqueue.web.route import Viewer, page, pages
 
@@ -31,7 +31,7 @@ async def cost(
     gateway: CurrentGateway,
     by: By | None = None,
     since: TextFilter = None,
-    form: Annotated[Format, Query(alias="format")] = Format.HTML,
+    form: FormatQuery = Format.HTML,
 ) -> Response:
     """Show the cost of evaluations. It is added up only after a user selects a grouping, because it can take long."""
     asked = given_filters(by=by, since=since)

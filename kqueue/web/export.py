@@ -6,8 +6,9 @@ import csv
 import io
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from fastapi import Query
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
@@ -28,6 +29,10 @@ class Format(StrEnum):
     HTML = "html"
     CSV = "csv"
     PARQUET = "parquet"
+
+
+#: The form in which a URL asks for a list.
+FormatQuery = Annotated[Format, Query(alias="format")]
 
 
 def offered() -> list[tuple[Format, str]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import parse_qsl
 
-from fastapi import Path, Query, Request, Response
+from fastapi import Path, Request, Response
 from sqlalchemy import Engine
 
 from kqueue import backends, charts, plots, statement
@@ -21,7 +21,7 @@ from kqueue.store.engine import together
 from kqueue.store.reports import boards
 from kqueue.store.reports.boards import Placed, UsedProblem
 from kqueue.web import present
-from kqueue.web.export import Format, as_file, one_page
+from kqueue.web.export import Format, FormatQuery, as_file, one_page
 from kqueue.web.parameters import BackendFilter, CurrentGateway, PrecisionFilter, TextFilter, given_filters
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Actor, Viewer, page, pages, submitted
@@ -43,7 +43,7 @@ async def problems(
     gateway: CurrentGateway,
     name: TextFilter = None,
     cursor: TextFilter = None,
-    form: Annotated[Format, Query(alias="format")] = Format.HTML,
+    form: FormatQuery = Format.HTML,
 ) -> Response:
     """Show stored problems, the latest first."""
     after = None if cursor is None else cursors.read(cursor, cursors.checked_hash)
@@ -80,7 +80,7 @@ async def problem(
     precision: PrecisionFilter = None,
     device: TextFilter = None,
     backend: BackendFilter = None,
-    form: Annotated[Format, Query(alias="format")] = Format.HTML,
+    form: FormatQuery = Format.HTML,
 ) -> Response:
     """Show a problem: its leaderboard, its baselines, the outcomes of its evaluations, and its source."""
     filters: dict[str, Any] = {"precision": precision, "device": device, "backend": backend}

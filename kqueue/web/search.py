@@ -6,16 +6,16 @@ import asyncio
 import re
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Final
 from uuid import UUID
 
-from fastapi import Query, Request, Response
+from fastapi import Request, Response
 from sqlalchemy import Engine
 
 from kqueue.errors import InvalidRequest
 from kqueue.store.reports import texts
 from kqueue.store.reports.texts import Hit, Where
-from kqueue.web.export import Format, as_file, one_page
+from kqueue.web.export import Format, FormatQuery, as_file, one_page
 from kqueue.web.parameters import CurrentGateway, TextFilter
 from kqueue.web.route import Viewer, page, pages
 
@@ -58,11 +58,7 @@ class Result:
 
 @router.get("/search")
 async def search(
-    request: Request,
-    _: Viewer,
-    gateway: CurrentGateway,
-    q: TextFilter = None,
-    form: Annotated[Format, Query(alias="format")] = Format.HTML,
+    request: Request, _: Viewer, gateway: CurrentGateway, q: TextFilter = None, form: FormatQuery = Format.HTML
 ) -> Response:
     """Show the texts that contain all words."""
     found: _Found = {}

@@ -9,10 +9,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Any, Final
 from uuid import UUID
 
-from fastapi import Query, Request, Response
+from fastapi import Request, Response
 from sqlalchemy import Engine, func, select
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 
@@ -25,7 +25,7 @@ from kqueue.http.failures import HttpError
 from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Batch, Environment, Evaluation, Verdict
 from kqueue.store.sql import fetch
-from kqueue.web.export import Format, as_file, one_page
+from kqueue.web.export import Format, FormatQuery, as_file, one_page
 from kqueue.web.parameters import BatchName, CurrentGateway, TextFilter, given_filters
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Viewer, page, pages
@@ -102,11 +102,7 @@ async def history_picture(_: Viewer, gateway: CurrentGateway, label: BatchName, 
 
 @router.get("/checks/{label:path}")
 async def operator(
-    request: Request,
-    _: Viewer,
-    gateway: CurrentGateway,
-    label: BatchName,
-    form: Annotated[Format, Query(alias="format")] = Format.HTML,
+    request: Request, _: Viewer, gateway: CurrentGateway, label: BatchName, form: FormatQuery = Format.HTML
 ) -> Response:
     """Show the revisions of an operator, the latest first."""
     rows = await gateway.read(_judged, label)

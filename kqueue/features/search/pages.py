@@ -22,7 +22,7 @@ from kqueue.http.failures import HttpError
 from kqueue.store import searches
 from kqueue.store.searches import Proposal, Run, Step
 from kqueue.web import present
-from kqueue.web.export import Format, as_file, one_page
+from kqueue.web.export import Format, FormatQuery, as_file, one_page
 from kqueue.web.parameters import CurrentGateway, RunName, TextFilter, given_filters
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Viewer, page, pages
@@ -78,11 +78,7 @@ class Shown:
 
 @router.get("/runs")
 async def listing(
-    request: Request,
-    _: Viewer,
-    gateway: CurrentGateway,
-    name: TextFilter = None,
-    form: Annotated[Format, Query(alias="format")] = Format.HTML,
+    request: Request, _: Viewer, gateway: CurrentGateway, name: TextFilter = None, form: FormatQuery = Format.HTML
 ) -> Response:
     """Show searches and tuning runs, the latest first."""
     limit = _PAGE if form is Format.HTML else _MOST_RUNS
@@ -116,7 +112,7 @@ async def run(
     gateway: CurrentGateway,
     which: RunName,
     proposal: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
-    form: Annotated[Format, Query(alias="format")] = Format.HTML,
+    form: FormatQuery = Format.HTML,
 ) -> Response:
     """Show a run with one of its proposals in full, by default the best."""
     shown = await gateway.read(_shown, which)
