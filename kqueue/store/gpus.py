@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine, Row, Uuid, and_, case, func, literal, null, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Engine, Row, Uuid, and_, case, func, literal, null, select, update
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 
 from kqueue.errors import InvalidRequest
@@ -138,11 +138,7 @@ def see(engine: Engine, facts: Mapping[str, Mapping[str, Any]]) -> None:
     """Record the current facts of GPUs, by UUID."""
     with transaction(engine) as connection:
         for uuid, of_gpu in facts.items():
-            connection.execute(
-                update(Gpu)
-                .where(Gpu.uuid == uuid)
-                .values(seen_at=func.now(), facts=literal(clean.json(dict(of_gpu)), JSONB))
-            )
+            _change(connection, uuid, seen_at=func.now(), facts=literal(clean.json(dict(of_gpu)), JSONB))
 
 
 def see_memory(
@@ -170,9 +166,8 @@ def see_memory(
                 }
                 for label, wanted_bytes, seconds in waiting
             ]
-            fields = {"booked_bytes": booked_bytes, "capacity_bytes": capacity_bytes, "waiting": waits}
-            memory = literal(fields, JSONB)
-        connection.execute(update(Gpu).where(Gpu.uuid == uuid).values(memory=memory))
+            memory = literal({"booked_bytes": booked_bytes, "capacity_bytes": capacity_bytes, "waiting": waits}, JSONB)
+        _change(connection, uuid, memory=memory)
 
 
 def find(engine: Engine, *, uuids: Collection[str] | None = None, host: str | None = None) -> list[GpuStatus]:
@@ -204,8 +199,7 @@ def drain(engine: Engine, uuid: str, *, reason: str | None) -> None:
 def resume(engine: Engine, uuid: str) -> None:
     """Return a drained GPU to service. If its last self-test failed, it is first tested again."""
     with transaction(engine) as connection:
-        healthy = connection.scalar(select(Gpu.failures == 0).where(Gpu.uuid == uuid))
-        if healthy:
+        if connection.scalar(select(Gpu.failures == 0).where(Gpu.uuid == uuid)):
             _move(connection, uuid, GpuState.SERVING, None, check_at=None)
         else:
             reason = connection.scalar(select(Gpu.reason).where(Gpu.uuid == uuid))
@@ -227,14 +221,13 @@ def suspect(connection: Connection, uuid: str, *, reason: str, failed: bool) -> 
 
     ``failed`` is True if a self-test failed, and False for any other sign of a fault.
     """
-    connection.execute(
-        update(Gpu)
-        .where(Gpu.uuid == uuid, Gpu.state == GpuState.SERVING)
-        .values(
-            check_at=func.now(),
-            reason=clean.text(reason)[:_REASON_CHARACTERS],
-            failures=func.greatest(Gpu.failures, int(failed)),
-        )
+    _change(
+        connection,
+        uuid,
+        Gpu.state == GpuState.SERVING,
+        check_at=func.now(),
+        reason=clean.text(reason)[:_REASON_CHARACTERS],
+        failures=func.greatest(Gpu.failures, int(failed)),
     )
 
 
@@ -258,18 +251,14 @@ def reset(engine: Engine, uuid: str, *, reason: str, grace_s: float) -> bool:
             return False
         if all(gpu.state != GpuState.DRAINED for gpu in gpus):
             _move(connection, uuid, GpuState.QUARANTINED, reason, check_at=None)
-        connection.execute(
-            update(Gpu).where(Gpu.uuid == uuid).values(reset_at=func.now() + timedelta(seconds=grace_s), check_at=None)
-        )
+        _change(connection, uuid, reset_at=func.now() + timedelta(seconds=grace_s), check_at=None)
         return True
 
 
 def test_after_reset(engine: Engine, uuid: str) -> None:
     """Record that a GPU's workers ended for a reset, so that a self-test is due."""
     with transaction(engine) as connection:
-        connection.execute(
-            update(Gpu).where(Gpu.uuid == uuid, Gpu.reset_at.is_not(None)).values(reset_at=None, check_at=func.now())
-        )
+        _change(connection, uuid, Gpu.reset_at.is_not(None), reset_at=None, check_at=func.now())
 
 
 def record_pass(engine: Engine, uuid: str) -> None:
@@ -312,7 +301,7 @@ def record_failure(engine: Engine, uuid: str, *, reason: str) -> GpuStatus | Non
 def _count(connection: Connection, uuid: str, *, failures: int) -> None:
     """Count a self-test. A drained GPU was tested for a reset and is not tested again."""
     check_at = case((Gpu.state == GpuState.DRAINED, null()), else_=Gpu.check_at)
-    connection.execute(update(Gpu).where(Gpu.uuid == uuid).values(failures=failures, check_at=check_at))
+    _change(connection, uuid, failures=failures, check_at=check_at)
 
 
 def _left_to_tests(row: Row[*tuple[Any, ...]]) -> bool:
@@ -324,29 +313,24 @@ def _left_to_tests(row: Row[*tuple[Any, ...]]) -> bool:
 def postpone(engine: Engine, uuid: str, *, reason: str, seconds: float) -> None:
     """Record that a self-test was impossible. It is due again later, and nothing else changes."""
     with transaction(engine) as connection:
-        connection.execute(
-            update(Gpu)
-            .where(Gpu.uuid == uuid, Gpu.check_at.is_not(None))
-            .values(
-                reason=case((Gpu.state == GpuState.DRAINED, Gpu.reason), else_=clean.text(reason)[:_REASON_CHARACTERS]),
-                check_at=func.now() + timedelta(seconds=seconds),
-            )
+        _change(
+            connection,
+            uuid,
+            Gpu.check_at.is_not(None),
+            reason=case((Gpu.state == GpuState.DRAINED, Gpu.reason), else_=clean.text(reason)[:_REASON_CHARACTERS]),
+            check_at=func.now() + timedelta(seconds=seconds),
         )
+
+
+def _change(connection: Connection, uuid: str, *conditions: ColumnElement[bool], **values: Any) -> None:
+    """Write columns of a GPU's row, if it meets the conditions."""
+    connection.execute(update(Gpu).where(Gpu.uuid == uuid, *conditions).values(**values))
 
 
 def _move(connection: Connection, uuid: str, state: GpuState, reason: str | None, *, check_at: Any) -> None:
     reason = None if reason is None else clean.text(reason)[:_REASON_CHARACTERS]
-    connection.execute(
-        update(Gpu)
-        .where(Gpu.uuid == uuid)
-        .values(
-            state=state,
-            reason=reason,
-            check_at=check_at,
-            reset_at=None,
-            since=case((Gpu.state == state, Gpu.since), else_=func.now()),
-        )
-    )
+    since = case((Gpu.state == state, Gpu.since), else_=func.now())
+    _change(connection, uuid, state=state, reason=reason, check_at=check_at, reset_at=None, since=since)
     if state == GpuState.SERVING:
         # The GPU is back in service, so pauses that probes caused end too.
         paused = update(ProbePause).where(ProbePause.device == uuid, ProbePause.resumed_at.is_(None))
@@ -368,7 +352,7 @@ def _find(connection: Connection, *, uuids: Collection[str] | None, host: str | 
         .scalar_subquery()
     )
     due = and_(Gpu.check_at.is_not(None), Gpu.check_at <= func.now())
-    reset_due = and_(Gpu.reset_at.is_not(None), or_(Gpu.reset_at <= func.now(), func.cardinality(running) == 0))
+    reset_due = and_(Gpu.reset_at.is_not(None), (Gpu.reset_at <= func.now()) | (func.cardinality(running) == 0))
     query = select(*columns(GpuStatus, Gpu, due=due, reset_due=reset_due, running=running))
     if uuids is not None:
         query = query.where(Gpu.uuid == any_text(uuids))
