@@ -6,24 +6,11 @@ import logging
 from collections.abc import Collection, Sequence
 from datetime import timedelta
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Engine,
-    Executable,
-    and_,
-    bindparam,
-    func,
-    literal,
-    select,
-    text,
-    true,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, Engine, Executable, and_, bindparam, func, select, text, true, update
 from sqlalchemy.dialects.postgresql import JSONB
 
 from kqueue.categories import Blame, Category
@@ -134,17 +121,10 @@ def cancel_all(engine: Engine, ids: Collection[UUID]) -> tuple[set[UUID], set[UU
         The evaluations that were cancelled, without those that already had verdicts, and the subset with open attempts.
     """
     with transaction(engine) as connection:
-        cancelled = set(
-            connection.scalars(
-                select(Evaluation.id).where(Evaluation.id == any_uuid(ids), func.kqueue_cancel(Evaluation.id))
-            )
-        )
-        running = connection.scalars(
-            select(Attempt.evaluation_id).where(
-                Attempt.evaluation_id == any_uuid(cancelled), Attempt.ended_at.is_(None)
-            )
-        )
-        stopping = set(running)
+        query = select(Evaluation.id).where(Evaluation.id == any_uuid(ids), func.kqueue_cancel(Evaluation.id))
+        cancelled = set(connection.scalars(query))
+        running = select(Attempt.evaluation_id).where(Attempt.ended_at.is_(None))
+        stopping = set(connection.scalars(running.where(Attempt.evaluation_id == any_uuid(cancelled))))
     notify(engine, VERDICTS_CHANNEL, cancelled)
     return cancelled, stopping
 
@@ -152,7 +132,7 @@ def cancel_all(engine: Engine, ids: Collection[UUID]) -> tuple[set[UUID], set[UU
 def expire_queued(engine: Engine) -> int:
     """End evaluations that waited longer than their producers allowed as ``expired``, and return their number."""
     with transaction(engine) as connection:
-        ended = expire(connection, literal(True))
+        ended = expire(connection, true())
     notify(engine, VERDICTS_CHANNEL, ended)
     return len(ended)
 
@@ -174,18 +154,11 @@ def expire_leases(engine: Engine, *, retry_delay_s: float) -> list[tuple[UUID, R
         message="the worker fell silent while it ran the evaluation",
         facts=Facts(lease_expired=True),
     )
+    end = partial(_end, outcome=outcome, written_by=Writer.SWEEPER, retry_delay_s=retry_delay_s, only_overdue=True)
     ended: list[tuple[UUID, Recorded]] = []
     for evaluation_id, number in overdue:
         with transaction(engine) as connection:
-            recorded = _end(
-                connection,
-                evaluation_id,
-                number,
-                outcome,
-                written_by=Writer.SWEEPER,
-                retry_delay_s=retry_delay_s,
-                only_overdue=True,
-            )
+            recorded = end(connection, evaluation_id, number)
         if recorded is not None:
             ended.append((evaluation_id, recorded))
     notify(engine, VERDICTS_CHANNEL, [identity for identity, recorded in ended if recorded is Recorded.FINAL])
@@ -215,21 +188,10 @@ def lose_worker(
             )
         ).all()
     outcome = Outcome(category=Category.WORKER_LOST, message=clean.text(message))
-    return [
-        (
-            identity,
-            finish(
-                engine,
-                identity,
-                number,
-                outcome,
-                written_by=Writer.WORKER,
-                retry_delay_s=retry_delay_s,
-                handed_back=handed_back,
-            ),
-        )
-        for identity, number in running
-    ]
+    end = partial(
+        finish, engine, outcome=outcome, written_by=Writer.WORKER, retry_delay_s=retry_delay_s, handed_back=handed_back
+    )
+    return [(identity, end(identity, number)) for identity, number in running]
 
 
 def expire(connection: Connection, which: ColumnElement[bool]) -> Sequence[UUID]:
