@@ -175,14 +175,12 @@ class Times:
     @classmethod
     def of(cls, title: str, times: Iterable[tuple[str, Measurement | None]]) -> Self:
         """Return the distributions of the measurements that exist."""
-        return cls(
-            title,
-            [
-                Spread(label, one.min_ms, one.q1_ms, one.median_ms, one.q3_ms, one.max_ms, one.count)
-                for label, one in times
-                if one is not None
-            ],
-        )
+        spreads = [
+            Spread(label, one.min_ms, one.q1_ms, one.median_ms, one.q3_ms, one.max_ms, one.count)
+            for label, one in times
+            if one is not None
+        ]
+        return cls(title, spreads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,8 +382,7 @@ def _best_so_far(chart: BestSoFar, axes: Any) -> bool:
     locator = AutoDateLocator()
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
-    axes.set_ylabel("speedup")
-    axes.set_xlabel("time of the verdict, UTC")
+    axes.set(xlabel="time of the verdict, UTC", ylabel="speedup")
     _legend(axes)
     return True
 
@@ -416,10 +413,9 @@ def _categories(chart: Categories, axes: Any) -> bool:
     stacks = [stack for stack in chart.stacks if sum(stack.counts.values())]
     if not stacks:
         return False
-    blames = list(Blame)
     order = sorted(
         {category for stack in stacks for category, number in stack.counts.items() if number},
-        key=lambda category: (blames.index(category.blame), list(CATEGORIES).index(category)),
+        key=lambda category: (list(Blame).index(category.blame), list(CATEGORIES).index(category)),
     )
     positions = _rows(
         axes,
@@ -443,8 +439,7 @@ def _categories(chart: Categories, axes: Any) -> bool:
             else f"{category} ({sum(widths)})",
         )  # fmt: skip
         left = [start + width for start, width in zip(left, widths, strict=True)]
-    axes.set_xlim(0, max(left))
-    axes.set_xlabel("evaluations")
+    axes.set(xlim=(0, max(left)), xlabel="evaluations")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.figure.legend(loc="outside lower left", ncols=2, handlelength=2.2, handleheight=1.1)
     return True
@@ -468,12 +463,9 @@ def _fast_p(chart: FastP, axes: Any) -> bool:
     for p in (1.0, 2.0):
         axes.plot([p], [above(p)], marker="D", color="C1", markersize=6, zorder=3)
         _annotate(axes, p, above(p), f"fast_{p:g}: {above(p):.0%}")
-    axes.set_xlim(0, end)
-    axes.set_ylim(0, 1.08)
+    axes.set(xlim=(0, end), ylim=(0, 1.08), xlabel="p, the speedup to beat", ylabel="share of problems")
     axes.yaxis.set_major_formatter("{x:.0%}")
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1.0])
-    axes.set_xlabel("p, the speedup to beat")
-    axes.set_ylabel("share of problems")
     return True
 
 
@@ -527,9 +519,8 @@ def _search_curve(chart: SearchCurve, axes: Any) -> bool:
                 [number for number, _ in curve.tests], [score for _, score in curve.tests], "x", color=paint,
                 markersize=8, markeredgewidth=2, label=f"{short(curve.label, _LABEL)}: best, judged again",
             )  # fmt: skip
-    axes.set_xlabel("proposal")
+    axes.set(xlabel="proposal", ylabel=short(chart.metric, _LABEL))
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_ylabel(short(chart.metric, _LABEL))
     _legend(axes)
     return True
 
@@ -540,8 +531,7 @@ def _importances(chart: Importances, axes: Any) -> bool:
     positions = _rows(axes, list(chart.shares))
     bars = axes.barh(positions, list(chart.shares.values()), height=0.62, color="C0")
     axes.bar_label(bars, fmt="%.2f", padding=5)
-    axes.set_xlim(0, 1.1)
-    axes.set_xlabel("importance (PED-ANOVA)")
+    axes.set(xlim=(0, 1.1), xlabel="importance (PED-ANOVA)")
     return True
 
 
@@ -563,10 +553,7 @@ def _roofline(chart: Roofline, axes: Any) -> bool:
             marker=_CURVE_MARKS[index % len(_CURVE_MARKS)],
             label=f"{short(spot.label, _LABEL)}: {share:.0%} of the roof",
         )  # fmt: skip
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("operations for each byte of memory traffic")
-    axes.set_ylabel("GFLOP/s")
+    axes.set(xscale="log", yscale="log", xlabel="operations for each byte of memory traffic", ylabel="GFLOP/s")
     _legend(axes)
     return True
 
@@ -595,11 +582,8 @@ def _history(chart: History, axes: Any) -> bool:
         return False
     at_bottom = axes.get_xaxis_transform()
     for index, line in enumerate(chart.lines):
-        paint, mark, dashes = (
-            f"C{index}",
-            _CURVE_MARKS[index % len(_CURVE_MARKS)],
-            _CURVE_LINES[index % len(_CURVE_LINES)],
-        )
+        paint = f"C{index}"
+        mark, dashes = (each[index % len(each)] for each in (_CURVE_MARKS, _CURVE_LINES))
         numbers, medians, below, above = ([time[part] for time in line.times] for part in range(4))
         look = {"color": paint, "marker": mark, "linestyle": dashes, "capsize": 3, "label": short(line.label, _TITLE)}
         axes.errorbar(numbers, medians, yerr=[below, above], **look)
@@ -616,8 +600,7 @@ def _history(chart: History, axes: Any) -> bool:
     axes.tick_params(axis="x", labelrotation=45)
     axes.margins(y=0.3 if any(line.change for line in chart.lines) else 0.1)
     axes.set_xlim(-0.6, len(chart.revisions) - 0.4)
-    axes.set_xlabel("revision (a cross at the bottom: it failed)")
-    axes.set_ylabel("median and interval, ms")
+    axes.set(xlabel="revision (a cross at the bottom: it failed)", ylabel="median and interval, ms")
     axes.figure.legend(loc="outside lower left")
     return True
 
