@@ -189,10 +189,9 @@ def wait(
     with connect() as client:
         tickets = [client.get(identity) for identity in named]
         if batch is not None:
-            batch_tickets = client.batch(batch)
-            if not batch_tickets:
+            if not (of_batch := client.batch(batch)):
                 raise UnknownEvaluation(batch, what="the batch")
-            tickets += batch_tickets
+            tickets += of_batch
         items = [Item(Entry(str(ticket.evaluation_id), {}), ticket) for ticket in tickets]
         with _way_back(items, batch if not ids else None):
             _await(client, items, timeout, _writer(items, wait=True, as_json=as_json), quiet=as_json)
@@ -316,7 +315,8 @@ def _explained(items: Sequence[Item]) -> Generator[None]:
         from kqueue.store import reports
 
         reported = None
-        with reading("wait") as read:
+        # The wait itself reports its errors.
+        with suppress(KqueueError), reading("wait") as read:
             while not over.wait(_EXPLAIN_S):
                 first = next((item.ticket for item in items if item.waits), None)
                 waits = None if first is None else read(reports.waiting, first.evaluation_id)
@@ -324,13 +324,7 @@ def _explained(items: Sequence[Item]) -> Generator[None]:
                     say(f"{str(first.evaluation_id)[:8]} waits: {waits.message}")
                     reported = waits.why
 
-    def explain_while_it_can() -> None:
-        # The wait itself reports its errors.
-        with suppress(KqueueError):
-            explain()
-
-    thread = threading.Thread(target=explain_while_it_can, daemon=True)
-    thread.start()
+    threading.Thread(target=explain, daemon=True).start()
     try:
         yield
     finally:
@@ -443,8 +437,7 @@ def _follow(
             shown = now
             if state.done == state.total:
                 break
-            took = time.monotonic() - began
-            pause = max(_POLL_S, _PAUSE_RATIO * took)
+            pause = max(_POLL_S, _PAUSE_RATIO * (time.monotonic() - began))
             if end is not None:
                 if time.monotonic() >= end:
                     say("they continue. Run `kqueue watch` with the same names to resume")
