@@ -67,14 +67,7 @@ def test_show_tells_all_of_one_evaluation(cli: Cli, engine: Engine, worker: UUID
     judge(engine, worker, lambda _: passed())
     done = cli("show", str(identity)[:8], "--source")
     assert done.returncode == 0, done.stderr
-    for words in (
-        str(identity),
-        "relu",
-        "cpu-0@here",
-        "test device",
-        "passed",
-        "0.5 ms (median of ",
-    ):
+    for words in (str(identity), "relu", "cpu-0@here", "test device", "passed", "0.5 ms (median of "):
         assert words in done.stdout
     assert PROBLEM in done.stdout
     [record] = cli.told("show", str(identity))

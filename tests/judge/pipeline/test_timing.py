@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,15 @@ def test_calls_that_wait_for_no_turn_show() -> None:
     made = [(1_012_000, 2), (1_012_000, 3), (1_290_000, 7), (1_290_000, 8)]
     lacking = [series(looks_in_turn=True, in_turn=[ns] * count).lacks_in_turn for ns, count in made]
     assert lacking == [True, False, True, False]
+
+
+def test_the_first_call_on_the_inputs_of_a_turn_counts() -> None:
+    """A kernel that works in an overhead call could answer a later call on the same inputs without work."""
+    made = series(overheads=[])
+    stopping = estimator.Stopping(Timing(), [made], random.Random(1))
+    turns = [stopping.kinds(made, 0.5) for _ in range(50)]
+    assert {kinds[0] for kinds in turns} == {estimator.Kind.SAMPLE}
+    assert [estimator.Kind.SAMPLE, estimator.Kind.OVERHEAD] in turns
 
 
 def test_no_call_is_shorter_than_the_shortest_that_was_verified() -> None:

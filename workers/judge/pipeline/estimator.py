@@ -41,16 +41,14 @@ _FEW: Final = {3: 1.5, 4: 1.1}
 #: They are spread over the calls, because the first calls can be slower.
 OVERHEAD_SHARES: Final = (0.2, 0.3)
 _FIRST_SHARE: Final = 0.5
-#: Number of calls after an empty kernel as a share of the plain calls.
-IN_TURN_SHARE: Final = 0.15
 #: Number of calls over which the calls on variants are spread.
 _SPREAD: Final = 12
 #: Time in seconds after which a series ends even if it is not precise, if it has enough calls, and for which the
 #: reference is called in turn. By the CPU's clock, more calls next to other processes hardly narrow the interval.
 SERIES_S: Final[dict[Basis, float]] = {"gpu_clock": 1.0, "cpu_clock": 0.2}
 #: Time by which a call after an empty kernel can exceed a plain one, in nanoseconds and as a share. The kernel takes
-#: about 2 us, and a context switch on the GPU 280 us.
-_IN_TURN_SLACK: Final = (10e3, 0.02)
+#: about 2 us, a call with its own order 30 us more, and a context switch on the GPU 280 us.
+_IN_TURN_SLACK: Final = (60e3, 0.02)
 #: Duration of calls in nanoseconds above which a context switch is too short to be seen.
 _LONG_NS: Final = 280e3 / _IN_TURN_SLACK[1]
 #: Number of calls after which overhead calls that take longer than the calls are no accident, and the least number of
@@ -65,6 +63,8 @@ _RESOLUTION_NS: Final = 500.0
 _CPU_OVERHEAD_NS: Final = 50e3
 #: Error in nanoseconds between two processes that wait for the GPU in their forwards, with six busy slots on an H100.
 _WAITING_NS: Final = 35e3
+#: Number of samples, of calls and of overhead calls each, above which not all of their differences are formed.
+_THINNED: Final = 200
 #: Factor by which the mean of a kernel's calls can exceed their median more than the reference's does.
 _SKEW: Final = 1.1
 #: Share of the longest calls that does not count in that mean. Time slices of other contexts lengthened up to a third
@@ -217,7 +217,7 @@ class Series:
     def lacks_in_turn(self) -> bool:
         """True if more calls after an empty kernel are needed."""
         fewest = _CERTAIN_IN_TURN if self.takes_no_turn else FEWEST_IN_TURN
-        return self.looks_in_turn and len(self.in_turn) < fewest
+        return self.looks_in_turn and statistics.median(self.calls) < _LONG_NS and len(self.in_turn) < fewest
 
     @property
     def trimmed(self) -> tuple[float, float]:
@@ -234,7 +234,8 @@ class Series:
         median of all differences.
         """
         (mean, _), (theirs, error), middle = self.trimmed, reference.trimmed, statistics.median(self.calls)
-        return mean / middle > (_SKEW * theirs + 3 * error) / (middle - _net_ns(self, reference.calls)[0])
+        more = min(3 * error, (_SKEW - 1) * theirs)  # The kernel can disturb the reference's calls.
+        return mean / middle > (_SKEW * theirs + more) / (middle - _net_ns(self, reference.calls)[0])
 
     @property
     def between_ns(self) -> float:
@@ -254,7 +255,6 @@ class Series:
             self.between.append(sample.between_ns)
         if kind is Kind.IN_TURN:
             self.in_turn.append(sample.ns)
-            self.looks_in_turn = sample.ns < _LONG_NS
         elif kind is Kind.VARIANT:
             self.variants.append(sample.ns)
         elif self.warming:
@@ -346,21 +346,15 @@ class Stopping:
         ``share`` is the number of overhead calls as a share of the calls, ``variants`` the number of variants left.
         """
         calls, missing = len(series.calls), FEWEST_OVERHEADS - len(series.overheads)
-        if self._is_spent(series) and calls >= FEWEST and missing <= 0 and not series.lacks_in_turn:
+        if self._is_spent(series) and calls >= FEWEST and missing <= 0:
             return []
         if missing > 0:
             share = max(_FIRST_SHARE, missing / max(1, self._timing.calls - calls))
         wants = self._random.random() < share and not series.knows_overhead(self._precision)
         overhead = [Kind.OVERHEAD] if wants or self._needs_overheads else []
-        # The first call of an order differs, so neither kind of call is always first.
-        comes_late = self._random.random() < 0.5
-        kinds = [] if comes_late else [*overhead]
-        in_turn = _FIRST_SHARE if series.lacks_in_turn else IN_TURN_SHARE
-        if not series.warming and series.looks_in_turn and self._random.random() < in_turn:
-            kinds.append(Kind.IN_TURN)
-        if not series.warming and self._random.random() < variants / max(1, _SPREAD - calls):
-            kinds.append(Kind.VARIANT)
-        return [*kinds, Kind.SAMPLE, *(overhead if comes_late else [])]
+        variant = not series.warming and self._random.random() < variants / max(1, _SPREAD - calls)
+        # No call comes before one that counts on the same inputs. A kernel could work in the first of them.
+        return [*[Kind.VARIANT] * variant, Kind.SAMPLE, *overhead]
 
     def add(self, series: Series, kind: Kind, sample: Sample | None, seconds: float) -> bool:
         """Add a call that took ``seconds``, with its times if it could be timed. Return True if it counts."""
@@ -380,7 +374,7 @@ class Stopping:
 
     def _suffices(self, series: Series, seconds: float, *, late: bool) -> bool:
         calls = len(series.calls)
-        if len(series.overheads) < FEWEST_OVERHEADS or calls < FEWEST or series.lacks_in_turn:
+        if len(series.overheads) < FEWEST_OVERHEADS or calls < FEWEST:
             return False
         if calls >= self._timing.calls or late or self._is_spent(series):
             return True
@@ -422,9 +416,11 @@ def _net_ns(series: Series, overheads: list[int], deviate: float = _DEVIATES[0])
     On a GPU it is the median of all differences (Hodges and Lehmann, 1963). Time slices of other contexts lengthen
     about half of both kinds of calls, so the difference of their medians can be a whole slice too long or too short.
     """
-    calls, width = series.calls, half_width(series.calls, deviate)
+    width = half_width(series.calls, deviate)
     if series.basis == "cpu_clock":
-        return statistics.median(calls) - statistics.median(overheads), width
+        return statistics.median(series.calls) - statistics.median(overheads), width
+    # Of long lists, evenly spread order statistics suffice.
+    calls, overheads = (sorted(ns)[:: 1 + len(ns) // _THINNED] for ns in (series.calls, overheads))
     ordered = sorted(call - overhead for call in calls for overhead in overheads)
     count = len(ordered)
     low = max(0, math.floor(count / 2 - deviate * math.sqrt(count * (len(calls) + len(overheads) + 1) / 12)))
@@ -503,8 +499,10 @@ def summarise(
     few = _FEW.get(len(samples[1]), 1.0) if own is not None else 1.0
     widths = half_width(samples[0], deviate), few * half_width(samples[1])
     if own is None and series.basis == "gpu_clock":
-        widths = _net_ns(series, (reference or series).overheads, deviate)[1], 0.0
+        widths = max(_net_ns(series, one.overheads, deviate)[1] for one in (series, reference or series)), 0.0
     error_ms = math.hypot(*widths, _clock_error_ns(series.basis, median, on_gpu=on_gpu, fine=own is not None)) / 1e6
+    # Without a slice that lengthened the median call: later series of other kernels can use this overhead.
+    overhead_ns = min(overhead_ns, statistics.median(series.overheads))
     return Measurement(
         basis=series.basis, purpose=timing.purpose, count=len(times), discarded=series.discarded,
         precision=half_width(samples[0]) / 1e6 / median if median > 0 else None, low_ms=max(0.0, median - error_ms),

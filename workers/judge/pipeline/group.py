@@ -226,7 +226,7 @@ class _Group:
         self, series: Series, reference: Series | None = None, baseline: Measurement | None = None
     ) -> Measurement:
         on_gpu = self._on_gpu
-        overhead = estimator.overhead_of(series, baseline, reference, on_gpu=on_gpu)
+        overhead = estimator.overhead_of(series, baseline, on_gpu=on_gpu)
         return estimator.summarise(series, overhead, self._settings.timing, reference, on_gpu=on_gpu, fine=False)
 
     def _take(self, candidates: Sequence[Exchange], kept: list[tuple[int, _Cases, _Outputs]]) -> list[Series]:

@@ -50,7 +50,7 @@ from workers.judge.pipeline.reference import Reference
 from workers.judge.slot_config import SlotConfig
 
 #: Version of this module's method, a part of the key under which baselines are cached.
-METHOD: Final = "17"
+METHOD: Final = "18"
 #: Share of the time phase's deadline after which no further call begins.
 _BUDGET: Final = 0.6
 #: Kinds of calls that are not of the kind of those that count.
@@ -99,7 +99,7 @@ def usual_inputs(timing: Timing, reference: Reference) -> int:
     calls = estimator.most_before_look(timing)
     if turns_together(reference) > 1:
         return timing.warmup + calls
-    shares = 2 + sum(estimator.OVERHEAD_SHARES) + 2 * estimator.IN_TURN_SHARE
+    shares = 2 + sum(estimator.OVERHEAD_SHARES)
     fewest = estimator.FEWEST_OVERHEADS + estimator.FEWEST_IN_TURN
     return 2 * timing.warmup + math.ceil(calls * shares) + 2 * fewest
 
@@ -202,6 +202,8 @@ class _Caller:
         """Yield the calls that a finished series still lacks."""
         while self._kept is not None and self._inputs.variants and not self.blocks:
             yield from self._planned([Kind.VARIANT], None)
+        while self.series.lacks_in_turn and not self.blocks:
+            yield from self._planned([Kind.IN_TURN], None)
 
     def _planned(self, kinds: Sequence[Kind], shared: Case | None) -> Iterator[_Planned]:
         on_gpu = self.series.basis == "gpu_clock"
