@@ -75,8 +75,8 @@ def test_calls_that_wait_for_no_turn_show() -> None:
     assert not series(calls=[10**9] * 5, in_turn=[10**9 + 280_000]).takes_no_turn
     assert not series(calls=[], in_turn=[1_290_000] * 5).takes_no_turn
     made = [(1_012_000, 2), (1_012_000, 3), (1_290_000, 7), (1_290_000, 8)]
-    lacking = [series(looks_in_turn=True, in_turn=[ns] * count).lacks_in_turn for ns, count in made]
-    assert lacking == [True, False, True, False]
+    assert [series(looks_in_turn=True, in_turn=[ns] * n).lacks_in_turn for ns, n in made] == [True, False] * 2
+    assert not series(looks_in_turn=True, calls=[]).lacks_in_turn  # The device was throttled in all calls.
 
 
 def test_the_first_call_on_the_inputs_of_a_turn_counts() -> None:

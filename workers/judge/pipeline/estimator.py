@@ -207,17 +207,16 @@ class Series:
     @property
     def takes_no_turn(self) -> bool:
         """True if the calls did not wait for a time slice of the GPU."""
-        if not (self.in_turn and self.calls):
-            return False
-        call = statistics.median(self.calls)
+        call = statistics.median(self.calls or [math.inf])
         # Time slices of other contexts lengthen most of a few calls, and a context switch lengthens all.
-        return min(self.in_turn) > call + _IN_TURN_SLACK[0] + _IN_TURN_SLACK[1] * call
+        return min(self.in_turn, default=0) > call + _IN_TURN_SLACK[0] + _IN_TURN_SLACK[1] * call
 
     @property
     def lacks_in_turn(self) -> bool:
         """True if more calls after an empty kernel are needed."""
         fewest = _CERTAIN_IN_TURN if self.takes_no_turn else FEWEST_IN_TURN
-        return self.looks_in_turn and statistics.median(self.calls) < _LONG_NS and len(self.in_turn) < fewest
+        is_short = statistics.median(self.calls or [_LONG_NS]) < _LONG_NS
+        return self.looks_in_turn and is_short and len(self.in_turn) < fewest
 
     @property
     def trimmed(self) -> tuple[float, float]:
