@@ -327,9 +327,10 @@ def _conclude(one: Workload, original: list[Trial], twice: list[Trial], kernel: 
     doubled, one.measured = found
     one.longer = longer = Ratio(value=1 / doubled.value, low=1 / doubled.high, high=1 / doubled.low)
     if one.operator is not None:
-        one.unpredicted = None
         share, speedup = longer.value - 1, one.operator.value
-        left = 1 - share + share / speedup
+        left = max(1 - share + share / speedup, 1e-9)
         error = math.hypot((1 - 1 / speedup) * longer.half, share / speedup**2 * one.operator.half) / left
-        one.predicted = Ratio(value=1 / left, low=math.exp(-error) / left, high=math.exp(error) / left)
+        one.unpredicted = "the times are too noisy" if error > math.log(100) else None
+        if one.unpredicted is None:
+            one.predicted = Ratio(value=1 / left, low=math.exp(-error) / left, high=math.exp(error) / left)
     return None

@@ -48,7 +48,8 @@ def measure(cli: Cli, kernel: str, model: str, problem: str = NORM, status: int 
 def test_an_effect(cli: Cli) -> None:
     """An effect has the operator's share, prediction and measurement with intervals, and both drifts."""
     [one] = measure(cli, KERNEL.format(""), recipe("decode")).workloads
-    for ratio in (one.longer, one.operator, one.predicted, one.measured):
+    is_noisy = one.unpredicted == "the times are too noisy"
+    for ratio in (one.longer, one.operator, one.measured, *[one.predicted] * (not is_noisy)):
         assert ratio is not None
         assert 0 < ratio.low <= ratio.value <= ratio.high
     assert one.drift is not None

@@ -48,12 +48,8 @@ def simulated(share: float, speedup: float, seed: int = 0, **changed: Any) -> An
         for request in requests:
             name = str(request.idempotency_key).split("/")[1]
             role = name.split()[-2]
-            parts = {
-                "original": 1.0,
-                "twice": 1 + share,
-                "kernel": 1 - share + share / speedup,
-                "operator": 1 / speedup,
-            }
+            left = max(0.1, 1 - share + share / speedup)
+            parts = {"twice": 1 + share, "kernel": left, "operator": 1 / speedup}
             if role == "drift":
                 text = (
                     f"the problem's check() refuses the outputs: {json.dumps(DRIFT | {'kernel': DISTANCE | changed})}"
@@ -75,6 +71,8 @@ def test_small_effects_are_found_and_a_swap_with_itself_seldom_has_one(tmp_path:
     assert one.longer is not None
     assert one.longer.low < 1.03 < one.longer.high
     assert one.predicted.value == pytest.approx(1 / 0.985, abs=0.005)
+    [noisy] = effect(simulated(1.2, 10.0), made).workloads
+    assert (noisy.predicted, noisy.unpredicted) == (None, "the times are too noisy")
     gains = [effect(simulated(0.03, 2.0, seed), made).workloads[0].measured for seed in range(20)]
     assert sum(gain is not None and gain.low > 1 for gain in gains) >= 18
     swaps = [effect(simulated(0.1, 1.0, seed), made).workloads[0].measured for seed in range(40)]
