@@ -40,6 +40,8 @@ def _clocks() -> Iterator[Program]:
     at_times = {"constants": {"ALTERNATE": True}, "note": "Here in two of three calls."}
     yield program(f"{dense}_at_times", subtracted, HONEST, file=dense, **at_times, **by_honest)
     yield program("timing/takeover_as_null", "taking over the loop", WRONG)
+    ahead = {"problem": "chain", "honest": "controls/torch_chain"}
+    yield program("timing/takeover_by_overhead", "taking over the loop", HONEST | WRONG, **ahead)
     yield program("timing/takeover_by_gc", "taking over the loop", WRONG)
     yield _matmul("takeover_settle", "taking over the loop", HONEST | WRONG)
 

@@ -50,7 +50,7 @@ SERIES_S: Final[dict[Basis, float]] = {"gpu_clock": 1.0, "cpu_clock": 0.2}
 #: about 2 us, a call with its own order 30 us more, and a context switch on the GPU 280 us.
 _IN_TURN_SLACK: Final = (60e3, 0.02)
 #: Duration of calls in nanoseconds above which a context switch is too short to be seen.
-_LONG_NS: Final = 280e3 / _IN_TURN_SLACK[1]
+_LONG_NS: Final = (280e3 - _IN_TURN_SLACK[0]) / _IN_TURN_SLACK[1]
 #: Number of calls after which overhead calls that take longer than the calls are no accident, and the least number of
 #: them for one of several shapes.
 _CERTAIN: Final = 30
