@@ -124,7 +124,7 @@ class _Errors:
         reference_ns: the same difference, for the reference.
         limit_ns: time above which a candidate's own clock does not count, because the judge's is precise enough.
         resolution_ns: half width at which the median by the own clock is precise enough.
-        refuting_ns: half width of the judge's median at which it can refute the process's own clock.
+        settled_ns: half width of the judge's median at which it can confirm or refute the process's own clock.
         overhead_ns: half width at which the launch overhead is precise enough, if the own clock times the calls.
         overheads_ns: difference between the overheads of two processes by their own clocks.
     """
@@ -136,7 +136,7 @@ class _Errors:
     reference_ns: float
     limit_ns: float
     resolution_ns: float
-    refuting_ns: float
+    settled_ns: float
     overhead_ns: float
     overheads_ns: float
 
@@ -144,11 +144,11 @@ class _Errors:
 _ERRORS: Final[dict[Basis, _Errors]] = {
     "gpu_clock": _Errors(
         outside=(2500.0, 0.005), own=(300.0, 0.005), agrees=(4e3, 0.02, 0.0, 1.0), most_ns=6e3, reference_ns=10e3,
-        limit_ns=500e3, resolution_ns=150.0, refuting_ns=2e3, overhead_ns=1e3, overheads_ns=600.0,
+        limit_ns=500e3, resolution_ns=150.0, settled_ns=2e3, overhead_ns=1e3, overheads_ns=600.0,
     ),
     "cpu_clock": _Errors(
         outside=(20e3, 0.02), own=(3e3, 0.02), agrees=(20e3, 0.05, 3.0, 0.0), most_ns=100e3, reference_ns=300e3,
-        limit_ns=5e6, resolution_ns=3e3, refuting_ns=math.inf, overhead_ns=math.inf, overheads_ns=30e3,
+        limit_ns=5e6, resolution_ns=3e3, settled_ns=math.inf, overhead_ns=math.inf, overheads_ns=30e3,
     ),
 }  # fmt: skip
 
@@ -391,8 +391,8 @@ def is_settled(series: Series, reference: Series | None = None, *, certain: int 
     """Return whether the clock of a series' time is settled. If not, more calls and overhead calls are needed.
 
     A few overhead calls can all be too short or too long. Then they are longer than the calls, on a GPU by more than
-    the clock's error, or the judge's clock does not confirm the process's own. Only a precise median refutes it: time
-    slices of other contexts can lengthen most of a few calls.
+    the clock's error, or the judge's clock does not confirm the process's own. Only a precise median that differs by
+    more than its interval refutes it: time slices of other contexts can lengthen most of a few calls.
 
     Args:
         reference: for a candidate, the series of the reference in turn with it.
@@ -406,7 +406,7 @@ def is_settled(series: Series, reference: Series | None = None, *, certain: int 
     if series.basis != "gpu_clock" or net > errors.limit_ns or not series.has_own:
         return True
     excess = _excess_ns(series, net, reference)
-    return excess is None or width <= max(errors.refuting_ns, -excess)
+    return excess is None or width <= (min if excess > 0 else max)(errors.settled_ns, abs(excess))
 
 
 def _net_ns(series: Series, overheads: list[int], deviate: float = _DEVIATES[0]) -> tuple[float, float]:
