@@ -18,18 +18,19 @@ from workers.judge.pipeline.compare import check_values
 
 pytestmark = pytest.mark.slow("judges several kernels")
 
-#: The second input is an index, the third has no influence, and the running mean is a buffer that each call changes.
-PROBLEM = """
-import torch
-BACKWARD = True
-class Model(torch.nn.Module):
+MODEL = """(torch.nn.Module):
     def __init__(self, size):
         super().__init__()
         self.linear = torch.nn.Linear(size, size)
         self.register_buffer("mean", torch.zeros(size))
     def forward(self, x, rows, unused):
-        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
-        return torch.tanh(self.linear(x))[rows] + self.mean, {"x": x * 2}
+        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))"""
+#: The second input is an index, the third has no influence, and the running mean is a buffer that each call changes.
+PROBLEM = f"""
+import torch
+BACKWARD = True
+class Model{MODEL}
+        return torch.tanh(self.linear(x))[rows] + self.mean, {{"x": x * 2}}
 def get_inputs():
     return [torch.randn(4, 8), torch.randint(4, (3,)), torch.randn(2)]
 def get_init_inputs():
@@ -51,13 +52,7 @@ class Layer(torch.autograd.Function):
         result = [grad @ weight, None, None, grad.t() @ x, grad.sum(0)]
         {backward}
         return tuple(result)
-class ModelNew(torch.nn.Module):
-    def __init__(self, size):
-        super().__init__()
-        self.linear = torch.nn.Linear(size, size)
-        self.register_buffer("mean", torch.zeros(size))
-    def forward(self, x, rows, unused):
-        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+class ModelNew{model}
         y = Layer.apply(x, rows, unused, self.linear.weight, self.linear.bias) + self.mean
         {forward}
         return y, {{"x": x * 2}}
@@ -69,7 +64,7 @@ TIMED = Settings(checks=1, timing=Timing(calls=10, warmup=1))
 def judge(
     rig: Rig, settings: Settings = QUICK, problem: str = PROBLEM, *, backward: str = "pass", forward: str = "pass"
 ) -> Outcome:
-    kernel = KERNEL.format(backward=backward, forward=forward)
+    kernel = KERNEL.format(model=MODEL, backward=backward, forward=forward)
     return rig.judge(Request(problem=problem, kernel=kernel, backend="torch", settings=settings))
 
 

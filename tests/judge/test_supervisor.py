@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,6 @@ from workers.judge.host import linux
 pytestmark = pytest.mark.slow("judges many kernels")
 
 BAD = "x = 1\n"
-
-
-@pytest.fixture
-def judges(rig: Rig) -> Iterator[Judges]:
-    standing = Judges(rig.forkserver)
-    yield standing
-    standing.leave()
 
 
 def judge(judges: Judges, kernel: str) -> Category:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from kqueue.contract import Policies, Policy, Request, Settings
 from tests.judge.linear import PROBLEM, right
-from tests.judge.rig import Rig
 from workers.judge.api import Judges
 
 pytestmark = pytest.mark.slow("judges many kernels")
@@ -24,13 +22,6 @@ class _NoBackend:
 
     def __getattr__(self, name: str) -> Any:
         raise _Asked(name)
-
-
-@pytest.fixture
-def judges(rig: Rig) -> Iterator[Judges]:
-    standing = Judges(rig.forkserver)
-    yield standing
-    standing.leave()
 
 
 def _judge(judges: Judges, kernel: str, problem: str = PROBLEM) -> Any:
