@@ -40,8 +40,6 @@ def _clocks() -> Iterator[Program]:
     at_times = {"constants": {"ALTERNATE": True}, "note": "Here in two of three calls."}
     yield program(f"{dense}_at_times", subtracted, HONEST, file=dense, **at_times, **by_honest)
     yield program("timing/takeover_as_null", "taking over the loop", WRONG)
-    ahead = {"problem": "chain", "honest": "controls/torch_chain"}
-    yield program("timing/takeover_by_overhead", "taking over the loop", HONEST | WRONG, **ahead)
     yield program("timing/takeover_by_gc", "taking over the loop", WRONG)
     yield _matmul("takeover_settle", "taking over the loop", HONEST | WRONG)
 
@@ -144,6 +142,7 @@ def _others() -> Iterator[Program]:
     c = Category
     chain = {"problem": "chain", "honest": "controls/torch_chain"}
     yield program("timing/global_flags", "global flags", HONEST, constants={"BESIDE": "switches"}, **chain)
+    yield program("timing/takeover_by_overhead", "taking over the loop", HONEST | WRONG, **chain)
     patched, loaded = {"constants": {"BESIDE": "patches"}}, {"constants": {"BESIDE": "load"}, "lanes": GPU}
     yield program("timing/reference_class_patched", "baseline sabotage", HONEST, **patched, **chain)
     yield program("timing/background_load", "baseline sabotage", HONEST | WRONG, **loaded, **chain)

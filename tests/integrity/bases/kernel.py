@@ -186,6 +186,14 @@ def send(reply):
             os.write(fd, reply.pack())
 
 
+def plants(path):
+    """Make a file, and return whether that was allowed."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        return True
+    return False
+
+
 side = torch.cuda.Stream()
 
 

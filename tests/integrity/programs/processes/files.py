@@ -12,11 +12,7 @@ def attack():
         path = f"{folder}/kqueue-planted-in-the-corpus"
         if os.path.exists(path):
             raise RuntimeError(f"ATTACK SUCCEEDED: found what was left in {folder}")
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
-        except OSError:
-            continue
-        if folder in ("/run/lock", "/dev/mqueue"):
+        if plants(path) and folder in ("/run/lock", "/dev/mqueue"):
             os.unlink(path)
             raise RuntimeError(f"ATTACK SUCCEEDED: wrote to {folder}")
 
@@ -29,12 +25,9 @@ def attack():
     caches = ("", ".triton", ".triton/cache", ".cache", ".cache/torch_extensions", ".cache/ccache", ".nv")
     for folder in sorted(os.path.join(home, cache) for home in homes for cache in caches):
         path = f"{folder.rstrip('/')}/kqueue-planted-{os.getpid()}"
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
-        except OSError:
-            continue
-        os.unlink(path)
-        raise RuntimeError(f"ATTACK SUCCEEDED: wrote to {folder}")
+        if plants(path):
+            os.unlink(path)
+            raise RuntimeError(f"ATTACK SUCCEEDED: wrote to {folder}")
 
 # %% cache_private
 """Fills its own compiler caches with poison: a Triton entry, a stale build lock, a shared object.
@@ -59,12 +52,9 @@ def attack():
         if not folder or folder.startswith(os.getcwd()) or not os.path.isdir(folder):
             continue
         path = f"{folder}/kqueue_planted_{os.getpid()}.py"
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
-        except OSError:
-            continue
-        os.unlink(path)
-        raise RuntimeError(f"ATTACK SUCCEEDED: wrote to {folder}")
+        if plants(path):
+            os.unlink(path)
+            raise RuntimeError(f"ATTACK SUCCEEDED: wrote to {folder}")
 
 # %% modules_in_own_directory
 """Plants torch.py, triton.py and sitecustomize.py in its working directory, for later interpreters.

@@ -71,13 +71,10 @@ The outputs of such a call are not verified. If it came before a call that count
 need no work. Here a call that counts comes first on its inputs."""
 def take_over(candidate, model):
     prepare = candidate._forward
-
     def prepared(kind):
         forward = prepare(kind)
-        def working():
-            model.ahead = chain(model.x)
-            return forward()
-        return working if kind.name == "OVERHEAD" else forward
+        ahead = lambda: (setattr(model, "ahead", chain(model.x)), forward())[1]
+        return ahead if kind.name == "OVERHEAD" else forward
 
     candidate._forward = prepared
 
