@@ -142,7 +142,7 @@ def _others() -> Iterator[Program]:
     c = Category
     chain = {"problem": "chain", "honest": "controls/torch_chain"}
     yield program("timing/global_flags", "global flags", HONEST, constants={"BESIDE": "switches"}, **chain)
-    yield program("timing/takeover_by_overhead", "taking over the loop", HONEST | WRONG, **chain)
+    yield program("timing/takeover_by_overhead", "taking over the loop", WRONG, lanes=GPU, problem="chain")
     patched, loaded = {"constants": {"BESIDE": "patches"}}, {"constants": {"BESIDE": "load"}, "lanes": GPU}
     yield program("timing/reference_class_patched", "baseline sabotage", HONEST, **patched, **chain)
     yield program("timing/background_load", "baseline sabotage", HONEST | WRONG, **loaded, **chain)

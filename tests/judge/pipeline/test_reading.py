@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -27,8 +27,7 @@ class _NoBackend:
 def _judge(judges: Judges, kernel: str, problem: str = PROBLEM) -> Any:
     settings = Settings(policies=Policies(findings=Policy.REJECT))
     request = Request(problem=problem, kernel=kernel, backend="torch", settings=settings)
-    backend: Any = _NoBackend()
-    return judges.judge(request, judges.forkserver.slot, backend)
+    return judges.judge(request, judges.forkserver.slot, cast("Any", _NoBackend()))
 
 
 @pytest.mark.parametrize(

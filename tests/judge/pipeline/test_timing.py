@@ -402,11 +402,12 @@ def test_a_process_s_own_clock_counts_only_as_far_as_the_judge_s_confirms_it() -
 
 
 def test_calls_go_on_until_it_is_settled_which_clock_counts() -> None:
-    """Few calls that differ a lot do not confirm the process's own time, and do not refute it."""
-    noisy: dict[str, object] = {"calls": [301_000] * 10 + [315_000] * 10}
+    """Few calls that differ a lot do not confirm the process's own time, and refute it only if it is far off."""
+    noisy, close = ({"calls": [low] * 10 + [high] * 10} for low, high in ((301_000, 315_000), (307_000, 309_000)))
     reference = timed_twice(10.0)
     assert [is_settled(timed_twice(own_us), reference) for own_us in (10.0, 7.0, 2.0)] == [True] * 3
     assert [is_settled(timed_twice(own_us, **noisy), reference) for own_us in (10.0, 5.0)] == [False, False]
+    assert [is_settled(timed_twice(own_us, **close), reference) for own_us in (6, 5, 2)] == [True, False, True]
     assert is_settled(timed_twice(10.0, calls=[5_302_000] * 10 + [5_314_000] * 10), reference)
     # The overhead calls were too long.
     assert not is_settled(timed_twice(10.0, overheads=[313_000] * 3), timed_twice(10.0, overheads=[313_000] * 3))
