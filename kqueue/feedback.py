@@ -21,6 +21,8 @@ _STACK: Final = "(most recent call first):"
 _LINE: Final = re.compile(r"line (\d{1,9}): ")
 _FOLDER: Final = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 _CONTEXT_LINES: Final = 2
+#: Number of the last characters that a process wrote before it died, such as a message of the C library.
+_WRITTEN: Final = 300
 #: Relative errors of products whose factors were rounded to 11 or 8 bits.
 _PRECISIONS: Final = ((1e-4, 1e-3, "TF32 or fp16"), (1e-3, 1e-2, "bf16"))
 _LOWER: Final = "a lower precision than the reference's"
@@ -115,6 +117,9 @@ def _failure(verdict: Result) -> Iterator[str]:
     yield verdict.category.info.meaning
     if rest.strip():
         yield _short(rest.rstrip())
+    written, aborted, _ = verdict.log.partition("Fatal Python error")
+    if aborted and written.strip():
+        yield f"Before it ended it wrote: {_short(' '.join(written[-_WRITTEN:].split()))}"
 
 
 def _where(verdict: Result, kernel: str) -> Iterator[str]:
@@ -163,7 +168,7 @@ def causes(verdict: Result) -> Iterator[str]:
     facts, evidence = verdict.facts, verdict.evidence
     if not facts.first:
         return
-    if facts.likeness is not None:
+    if facts.likeness is not None and facts.unwritten != facts.wrong:
         yield facts.likeness
     if facts.unwritten is not None and facts.unwritten == facts.of:
         yield "The call wrote nothing: check that it launches the kernel, and returns a new output."
@@ -172,7 +177,7 @@ def causes(verdict: Result) -> Iterator[str]:
             "All wrong values" if facts.unwritten >= (facts.wrong or 0) else f"{facts.unwritten} of the wrong values"
         )
         yield f"{every} were never written: check the grid, the masks and the tail of each dimension."
-    elif verdict.category is Category.NOT_FINITE:
+    elif verdict.category is Category.NOT_FINITE and evidence.parameters is None:
         yield "The kernel computed these values: check for overflow, division by 0, and values that it must not read."
     if (facts.effect or "").startswith("gradient"):
         yield "The outputs of forward are right."

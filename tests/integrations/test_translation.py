@@ -237,6 +237,9 @@ def test_words_for_known_causes() -> None:
     for part in ("All wrong", "ties", "DIFFERENT", "random numbers", "its Dropout", "TF32 or fp16", "conjugate"):
         assert any(part in line for line in said), part
     assert not list(causes(verdict(Category.RUNTIME_ERROR, evidence=evidence)))
+    unlike = causes(verdict(Category.NOT_FINITE, facts=comparison | {"unwritten": 2, "likeness": "LIKE"}))
+    assert "LIKE" not in [*unlike]
+    assert "overflow" not in " ".join(causes(verdict(Category.NOT_FINITE, facts=comparison, evidence=evidence)))
 
 
 def test_parameters_differ_by_more_than_names() -> None:
@@ -264,6 +267,8 @@ def test_words_for_an_exception() -> None:
     assert "     5 |     def forward(self, x):" in text
     missing = describe(verdict(Category.RUNTIME_ERROR, log=log.replace("line 6", "line 600")), KERNEL)
     assert "At line" not in missing
+    died = f"free(): invalid pointer\nFatal Python error: Aborted\n\n{log}"
+    assert "it wrote: free(): invalid pointer\nAt line 6" in describe(verdict(Category.CRASHED, log=died), KERNEL)
 
 
 @pytest.mark.parametrize(
