@@ -26,6 +26,8 @@ _SLICES: Final = 256
 _BITS: Final = 16.0
 #: Number of slices with equal values that show whether the last position is selected, as by a length.
 _TIES: Final = 8
+#: Dtypes of integers that torch sorts on all devices.
+_INTEGERS: Final = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 #: Number of values to process at a time, to bound memory.
 _CHUNK: Final = 1 << 22
 
@@ -57,7 +59,7 @@ def are_right(outputs: Sequence[torch.Tensor], number: int, case: Case, rtol: fl
     return any(
         _select_alike(*arranged, rtol=rtol)
         for theirs, mine in sources
-        if theirs.is_floating_point() and theirs.numel()
+        if _has_order(theirs)
         for arranged in _arranged(theirs, mine, ref, out)
     )
 
@@ -70,16 +72,20 @@ def are_tied(outputs: Sequence[torch.Tensor], number: int, case: Case) -> bool:
     out, ref = outputs[number], case.outputs[number]
     if ref.dtype is torch.bool or ref.is_floating_point() or ref.is_complex():
         return False
-    floating = (tensor for tensor in case.arguments if tensor.is_floating_point() and tensor.numel())
+    sources = filter(_has_order, case.arguments)
     for source, _, indices, found in itertools.chain.from_iterable(
-        _arranged(tensor, tensor, ref.long(), out.long()) for tensor in floating
+        _arranged(tensor, tensor, ref.long(), out.long()) for tensor in sources
     ):
         both = torch.stack((indices, found))
         if bool(((both >= 0) & (both < source.shape[-1])).all()):
             chosen, instead = (source.gather(-1, each) for each in both)
-            if torch.equal(comparable(chosen), comparable(instead)):
+            if torch.equal(*(comparable(each) if each.is_floating_point() else each for each in (chosen, instead))):
                 return True
     return False
+
+
+def _has_order(source: torch.Tensor) -> bool:
+    return source.numel() > 0 and (source.is_floating_point() or source.dtype in _INTEGERS)
 
 
 def _is_distinct(indices: torch.Tensor, dim: int) -> bool:
@@ -89,7 +95,7 @@ def _is_distinct(indices: torch.Tensor, dim: int) -> bool:
 def _arranged(*tensors: torch.Tensor) -> Iterator[list[torch.Tensor]]:
     """Yield two sources and two tensors of indices into them, with the indexed dimension last."""
     source, indices = tensors[0], tensors[2]
-    if indices.numel() == 1:
+    if indices.numel() == 1 or (indices.dim() == 1 < source.dim() and source.numel() <= _CHUNK):
         yield [tensor.reshape(-1) for tensor in tensors]
     for dim in range(source.dim()):
         rest = (*source.shape[:dim], *source.shape[dim + 1 :])
