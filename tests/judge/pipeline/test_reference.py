@@ -55,8 +55,7 @@ def loaded(forward: str, inputs: str = RANDN, **settings: Any) -> Reference:
 
 def bounded(**bounds: Any) -> Reference:
     """Return the reference of a small problem, with other bounds for exact answers and variants."""
-    source = SOURCE.format(forward="return x * 2", inputs=RANDN)
-    return reference(source, bounds=replace(PATIENT, **bounds))
+    return reference(SOURCE.format(forward="return x * 2", inputs=RANDN), bounds=replace(PATIENT, **bounds))
 
 
 def cases_of(made: Reference) -> list[Case]:
@@ -83,8 +82,7 @@ ALL = {GIVEN, *WITHIN, "scaled", "uniform", "integers", "adversarial"}
 
 
 def test_normal_inputs_of_a_smooth_problem_have_every_variant() -> None:
-    made = loaded("return torch.nn.functional.gelu(self.layer(x))")
-    cases = answered(made)
+    cases = answered(loaded("return torch.nn.functional.gelu(self.layer(x))"))
     assert [case.kind for case in cases[:3]] == [GIVEN] * 3
     assert {case.kind for case in cases} == ALL
     assert len(cases) == 11
@@ -96,6 +94,16 @@ def test_normal_inputs_of_a_smooth_problem_have_every_variant() -> None:
         assert case.exact is not None
         assert case.exact[0].dtype is torch.float64
         torch.testing.assert_close(case.exact[0].float(), case.outputs[0], rtol=1e-4, atol=1e-4)
+
+
+def test_masks_infinities_and_complex_draws_leave_all_variants() -> None:
+    """Nudged inputs leave a mask as it is, and infinities are right where the float64 answer has them too."""
+    source = SOURCE.replace("forward(self, x)", "forward(self, x, mask)")
+    for hidden in ("float('-inf')", "-1e9"):
+        inputs = f"return [torch.randn(8, 8), torch.full((8, 8), {hidden}).triu(1)]"
+        assert kinds(reference(source.format(forward="return torch.softmax(x + mask, 1)", inputs=inputs))) >= {"scaled"}
+    assert kinds(loaded("return x.masked_fill(torch.ones_like(x).triu(1) > 0, -torch.inf)")) >= {"scaled"}
+    assert kinds(loaded("return x.abs()", "return [torch.randn(16, 8, dtype=torch.complex64)]")) >= {"scaled"}
 
 
 def test_numbers_of_other_generators_and_of_many_draws_have_variants() -> None:

@@ -245,16 +245,18 @@ class _Draws(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch, and record or change its draw."""
         out = func(*args, **(kwargs or {}))
-        if (func in _WHOLE and out.dtype is not torch.bool) or (func in _CONTINUOUS and out.is_floating_point()):
+        is_continuous = func in _CONTINUOUS and (out.is_floating_point() or out.is_complex())
+        if is_continuous or (func in _WHOLE and out.dtype is not torch.bool):
             if func in _WHOLE:
                 self.whole.add(len(self.shown))
             with torch.no_grad():
-                new = self._change(len(self.shown), out, func) if self._change is not None else None
-                self.shown.append(out.reshape(-1)[:_SHOWN].clone())
-                self.sizes.append(out.numel())
+                values = torch.view_as_real(out) if out.is_complex() else out
+                new = self._change(len(self.shown), values, func) if self._change is not None else None
+                self.shown.append(values.reshape(-1)[:_SHOWN].clone())
+                self.sizes.append(values.numel())
                 if new is not None:
-                    if new is not out:
-                        out.copy_(new)
+                    if new is not values:
+                        values.copy_(new)
                     self.changed = True
         return out
 
@@ -320,8 +322,7 @@ def _adversarial(tensor: torch.Tensor, own: _Range, generator: torch.Generator) 
         specials += [denormal, -denormal]
     if not own.bounded and _fits(tensor, own, _SMALLER_SCALE):
         specials += [_SMALLER_SCALE * bound for bound in (own.low, own.high) if abs(bound) > 1]
-    few = max(1, int(tensor.numel() * _SPECIAL))
-    positions = _positions(tensor, few, generator)
+    positions = _positions(tensor, max(1, int(tensor.numel() * _SPECIAL)), generator)
     values = torch.tensor(specials, dtype=tensor.dtype, device=tensor.device)
     flat = tensor.reshape(-1).clone()
     chosen = torch.randint(len(specials), positions.shape, device=tensor.device, generator=generator)
@@ -355,8 +356,7 @@ def _blocks(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> to
     cuts = torch.randint(flat.numel() + 1, (_BLOCKS - 1,), device=tensor.device, generator=generator).sort().values
     begin = 0
     for number, end in enumerate([*cuts.tolist(), flat.numel()]):
-        target = own.low if number % 2 else own.high
-        _pull(flat[begin:end], target)
+        _pull(flat[begin:end], own.low if number % 2 else own.high)
         begin = end
     return tensor.clamp_(own.low, own.high)
 
@@ -585,11 +585,13 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def moved(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
-    """Return floating values in float64, each changed by about ``rounding`` but within the range of the tensor."""
-    if not tensor.is_floating_point() or tensor.dtype in PACKED or not tensor.numel():
+    """Return floating values in float64, finite ones changed by about ``rounding`` but within the tensor's range."""
+    if not tensor.is_floating_point() or tensor.dtype in PACKED:
         return tensor
     wide = tensor.double()
-    squares = wide.square()
+    if _is_whole(wide) and _is_mask(wide):
+        return wide  # A mask that is added to scores has no rounding errors.
+    squares = wide.square().nan_to_num_(posinf=0.0)
     change = squares.add_(squares.mean()).sqrt_().mul_(torch.randn_like(wide)).mul_(rounding)
     return change.add_(wide).clamp_(*wide.aminmax())
 
