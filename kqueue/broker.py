@@ -238,8 +238,7 @@ def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_
     seconds for which it waits for an answer of Redis.
     """
     url = parse(config.require_redis())
-    secured = tls(url)
-    sentinels = url.startswith("sentinel:")
+    secured, sentinels = tls(url), url.startswith("sentinel:")
     broker = url.partition("?")[0] if secured or sentinels else url
     app = Celery("kqueue", broker=broker, set_as_current=False)
     app.conf.update(

@@ -528,8 +528,7 @@ def _search_curve(chart: SearchCurve, axes: Any) -> bool:
 def _importances(chart: Importances, axes: Any) -> bool:
     if not chart.shares:
         return False
-    positions = _rows(axes, list(chart.shares))
-    bars = axes.barh(positions, list(chart.shares.values()), height=0.62, color="C0")
+    bars = axes.barh(_rows(axes, list(chart.shares)), list(chart.shares.values()), height=0.62, color="C0")
     axes.bar_label(bars, fmt="%.2f", padding=5)
     axes.set(xlim=(0, 1.1), xlabel="importance (PED-ANOVA)")
     return True

@@ -678,8 +678,7 @@ class _Result(Part, InNotebooks):
     @property
     def device_s(self) -> float:
         """Seconds for which the evaluation used a device exclusively."""
-        durations = self.evidence.durations_s or {}
-        return sum(seconds for step, seconds in durations.items() if step.startswith("alone_"))
+        return sum(seconds for step, seconds in (self.evidence.durations_s or {}).items() if step.startswith("alone_"))
 
     @property
     def speedup_interval(self) -> tuple[float, float] | None:

@@ -87,8 +87,7 @@ def read(source: str) -> tuple[Shape, ...]:
     A source that is not valid Python names none. The message of an InvalidRequest for malformed ones says how to write
     them.
     """
-    elements = _elements(source)
-    shapes = [shape for _, shape in elements]
+    shapes = [shape for _, shape in _elements(source)]
     if not shapes:
         return ()
     named: list[Shape] = []

@@ -105,8 +105,7 @@ def pack(root: Path, shown: str = "") -> Tree:
             f"the files of {shown}, compressed, have {len(archive) / 2**20:.1f} MiB, of which at most"
             f" {MAX_TREE_BYTES >> 20} can be sent: {_advice(sizes)}"
         )
-    text = f"{TREE_LINE}{''.join(lines)}\n{base64.encodebytes(archive).decode()}"
-    return Tree(text, frozenset(map(str, sizes)))
+    return Tree(f"{TREE_LINE}{''.join(lines)}\n{base64.encodebytes(archive).decode()}", frozenset(map(str, sizes)))
 
 
 def pack_given(given: str) -> tuple[Tree, str]:

@@ -25,8 +25,7 @@ def lines(output: str) -> list[dict[str, Any]]:
 
 def stored(engine: Engine) -> list[Any]:
     with engine.connect() as connection:
-        query = "SELECT * FROM evaluations ORDER BY submitted_at, kernel_label"
-        return list(connection.execute(text(query)).all())
+        return list(connection.execute(text("SELECT * FROM evaluations ORDER BY submitted_at, kernel_label")).all())
 
 
 def test_options_become_the_evaluations_settings(cli: Cli, engine: Engine, worker: UUID) -> None:

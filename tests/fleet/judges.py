@@ -50,8 +50,7 @@ def sleep_holding_the_gil(seconds: float) -> None:
 
 def use_up_the_memory() -> None:
     """Exceed a separate control group's memory, so that the kernel kills only this process."""
-    group = cgroups.Groups().group(64 << 20, 512)
-    group.join()
+    cgroups.Groups().group(64 << 20, 512).join()
     held = []
     while True:
         held.append(bytearray(os.urandom(1 << 20)))

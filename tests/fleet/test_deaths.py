@@ -72,15 +72,13 @@ def test_a_judge_that_dies_before_it_claims_leaves_the_evaluation_queued(service
 def test_a_judge_that_dies_right_after_its_claim_leaves_no_open_attempt(services: Any, fleet: Any) -> None:
     """The status page is still empty, but the attempt ends and is retried."""
     (services.directory / "die-after-claim").touch()
-    evaluation = services.submit("ok", attempts=2)
-    attempts = Whole(services)(evaluation, attempts=2)
+    attempts = Whole(services)(services.submit("ok", attempts=2), attempts=2)
     assert [a.category for a in attempts] == ["worker_lost", "passed"]
 
 
 def test_a_kernel_that_kills_its_judges_is_tried_three_times(services: Any, fleet: Any) -> None:
     """An evaluation whose judge was killed is tried again, the third time exclusively, and then ends as suspected."""
-    evaluation = services.submit("signal SIGKILL", attempts=10)
-    verdict = services.verdict(evaluation)
+    verdict = services.verdict(services.submit("signal SIGKILL", attempts=10))
     assert (verdict.category, verdict.attempts, verdict.facts.suspected) == ("worker_lost", 3, True)
     assert [told.category for told in verdict.evidence.attempts] == ["worker_lost"] * 2
     assert services.verdict(services.submit("ok")).passed
@@ -113,8 +111,7 @@ def _spans(file: Path) -> list[tuple[float, ...]]:
 def test_a_claim_whose_answer_was_lost_is_handed_back(services: Any, fleet: Any) -> None:
     """The connection broke at the commit, so the worker hands back the attempt that it does not know."""
     (services.directory / "lose-the-claims-answer").touch()
-    evaluation = services.submit("ok", attempts=1)
-    first, second = Whole(services)(evaluation)
+    first, second = Whole(services)(services.submit("ok", attempts=1))
     assert (first.category, first.handed_back, second.category) == ("worker_lost", True, "passed")
 
 

@@ -78,8 +78,7 @@ def config(config: Config, engine: Engine, worker_id: UUID, monkeypatch: pytest.
         with engine.connect() as connection:
             rows = connection.execute(text(QUEUED)).all()
         for identity, problem, kernel, settings in rows:
-            request = Request(problem=problem, kernel=kernel, backend="torch", settings=settings)
-            outcome = judged(request)
+            outcome = judged(Request(problem=problem, kernel=kernel, backend="torch", settings=settings))
             if outcome is not None:
                 end(engine, worker_id, identity, outcome)
 

@@ -172,8 +172,7 @@ def test_a_gpu_that_no_worker_has(config: Config) -> None:
 def test_the_fleets_fallback(config: Config) -> None:
     """The fleet's fallback replaces a lane without workers, and the result has both lanes."""
     with_fallback = config.model_copy(update={"gpu_fallback": "cpu"})
-    both = [entry(), entry(WRONG)]
-    [right, wrong], _ = evaluated(with_fallback, lambda e: e.evaluate_batch(both), gpu_type="A100")
+    [right, wrong], _ = evaluated(with_fallback, lambda e: e.evaluate_batch([entry(), entry(WRONG)]), gpu_type="A100")
     assert (right["correctness"], wrong["correctness"]) == (True, False)
     assert (right["metadata"]["lane"], right["metadata"]["lane_asked"]) == ("cpu", "gpu.a100")
     ours, _ = evaluated(with_fallback, lambda e: e.evaluate_single(**entry(WRONG)))

@@ -46,8 +46,7 @@ def kernel(top: str = "", after: str = "", number: int = 2) -> str:
 
 def judge(rig: Rig, source: str, settings: Settings = QUICK) -> Outcome:
     """Return the outcome of a kernel, and assert that the judge survived."""
-    request = Request(problem=PROBLEM, kernel=source, backend="cpp", settings=settings)
-    outcome = rig.judge(request)
+    outcome = rig.judge(Request(problem=PROBLEM, kernel=source, backend="cpp", settings=settings))
     assert isinstance(outcome, Outcome), f"the judge died: {outcome}"
     return outcome
 

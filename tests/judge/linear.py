@@ -35,8 +35,7 @@ FLOODS = [
 
 
 def judge(rig: Rig, kernel: str, settings: Settings = QUICK, problem: str = PROBLEM) -> Outcome:
-    request = Request(problem=problem, kernel=kernel, backend="torch", settings=settings)
-    return rig.judge(request)
+    return rig.judge(Request(problem=problem, kernel=kernel, backend="torch", settings=settings))
 
 
 def right(body: str = "pass", top: str = "") -> str:

@@ -318,8 +318,7 @@ def test_what_a_builder_has_made_is_not_compiled_under_a_tool(tool_rig: Rig) -> 
         candidate = processes.begin_candidate()
         assert processes.build(Observed()).libraries == 1
         candidate.process.stop()
-        examining = processes.examiner(asked, steps)
-        error = examining.sanitize("memcheck").error or ""
+        error = processes.examiner(asked, steps).sanitize("memcheck").error or ""
         if "cannot be sealed here" in error:
             pytest.skip(error)
         assert "ValueError: given" in error

@@ -308,8 +308,7 @@ def test_files_count_as_memory_where_they_lie_in_it(rig: Rig) -> None:
     body = (
         "held = bytearray(b'x' * (192 << 20)); open('file', 'wb').write(bytes(192 << 20)); import time; time.sleep(60)"
     )
-    settings = QUICK.model_copy(update={"limits": Limits(host_memory_bytes=512 << 20)})
-    outcome = judge(rig, right(body), settings)
+    outcome = judge(rig, right(body), QUICK.model_copy(update={"limits": Limits(host_memory_bytes=512 << 20)}))
     assert outcome.category is Category.HOST_OUT_OF_MEMORY
     assert outcome.facts.peak_bytes is not None
     assert outcome.facts.peak_bytes > 512 << 20
@@ -387,8 +386,7 @@ def test_a_seal_that_fails_is_the_fleet_s_fault(rig: Rig) -> None:
 
 def test_a_worker_without_a_compiler_blames_no_kernel(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    request = Request(problem=PROBLEM, kernel=right(), backend="cpp", settings=QUICK)
-    outcome = rig.judge(request)
+    outcome = rig.judge(Request(problem=PROBLEM, kernel=right(), backend="cpp", settings=QUICK))
     assert outcome.category is Category.JUDGE_ERROR
     assert "C++ compiler" in outcome.message
 

@@ -98,8 +98,7 @@ def test_the_memory_limit_is_named_whatever_fills_it(
         monkeypatch.setattr(linux, "physical_bytes", lambda: host_gib << 30)
         named = f"50% of the host's memory, the most that the {named} gives"
     limits = Limits(host_memory_bytes=512 << 20 if host_gib is None else 4 << 30)
-    settings = QUICK.model_copy(update={"limits": limits})
-    outcome = judge(rig, right(fill), settings)
+    outcome = judge(rig, right(fill), QUICK.model_copy(update={"limits": limits}))
     assert outcome.category is Category.HOST_OUT_OF_MEMORY
     limit = f"the memory limit of {512 << 20} bytes was exceeded ({named}): "
     assert outcome.message == f"{limit}{outcome.facts.peak_bytes} bytes were in use at most"

@@ -106,8 +106,7 @@ def get_inputs(n):
     return [torch.rand(n)]
 SHAPES = [{"args": {"n": 4}}, {"args": {"n": 5}}]
 """
-    request = Request(problem=problem, kernel=extension.kernel(), backend="cpp", settings=extension.QUICK)
-    outcome = rig.judge(request)
+    outcome = rig.judge(Request(problem=problem, kernel=extension.kernel(), backend="cpp", settings=extension.QUICK))
     assert (outcome.category, outcome.facts.shape) == (Category.WRONG_VALUES, "n=5")
     assert outcome.evidence.build is not None
     assert (outcome.evidence.build.where, outcome.evidence.build.libraries) == ("builder", 1)

@@ -374,8 +374,7 @@ def test_no_sealed_process_reaches_the_store(rig: Rig, monkeypatch: pytest.Monke
         folder = Path(slot, "builds")
         Path(slot).chmod(0o755)
         inside = replace(rig.slot, build_store=str(folder))
-        store = builds.open_store(inside, rig.forkserver.isolation, os.environ)
-        monkeypatch.setattr(rig.forkserver, "builds", store)
+        monkeypatch.setattr(rig.forkserver, "builds", builds.open_store(inside, rig.forkserver.isolation, os.environ))
         key = judge(rig, kernel()).evidence.build.key
 
         def entries() -> dict[str, tuple[int, bytes]]:

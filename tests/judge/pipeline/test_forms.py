@@ -17,8 +17,7 @@ TIMED = Settings(checks=2, timing=Timing(calls=20, warmup=1))
 
 
 def judge(rig: Rig, source: str, forward: str, settings: Settings = QUICK) -> Outcome:
-    request = Request(problem=source, kernel=kernel(forward), backend="torch", settings=settings)
-    return rig.judge(request)
+    return rig.judge(Request(problem=source, kernel=kernel(forward), backend="torch", settings=settings))
 
 
 ATTENTION = problem(
@@ -165,8 +164,7 @@ def test_patches_of_torch_s_builder_are_the_same_in_all_calls(rig: Rig) -> None:
 def test_inputs_keep_their_layout(rig: Rig, inputs: str, forward: str, strides: str) -> None:
     checked = f"        assert [t.stride() for t in locals().values() if isinstance(t, torch.Tensor)] == {strides}\n"
     asserting = kernel(forward).replace("        return", checked + "        return")
-    request = Request(problem=problem(forward, inputs), kernel=asserting, backend="torch", settings=QUICK)
-    outcome = rig.judge(request)
+    outcome = rig.judge(Request(problem=problem(forward, inputs), kernel=asserting, backend="torch", settings=QUICK))
     assert outcome.category is Category.PASSED, outcome.message
 
 

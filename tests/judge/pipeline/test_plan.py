@@ -19,8 +19,7 @@ sizes = st.integers(0, 64 * _GIB)
 
 def settled(inputs: int, outputs: int, weights: int, peak: int, *, total: int = _H200, siblings: int = 1) -> plan.Plan:
     """Return the plan of a problem that has answered, on a GPU with this number of slots."""
-    whole = plan.capacity(total, siblings)
-    return plan.settled(inputs, outputs, weights, peak, whole=whole, siblings=siblings)
+    return plan.settled(inputs, outputs, weights, peak, whole=plan.capacity(total, siblings), siblings=siblings)
 
 
 @given(totals, places)

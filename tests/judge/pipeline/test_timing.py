@@ -206,8 +206,7 @@ def verified(made: Reference, kernel: str) -> int:
     exchange.bind_outputs(made.form.output_specs)
     exchange.outputs(process.order(Order.RUN, seed=first.seed))
     calls = KeptCalls(made, 3, on_gpu=False)
-    stopwatch = timing.Stopwatch(exchange, made, CPU, WATCH, calls)
-    stopwatch.measure(Timing(calls=5, warmup=0), basis="cpu_clock")
+    timing.Stopwatch(exchange, made, CPU, WATCH, calls).measure(Timing(calls=5, warmup=0), basis="cpu_clock")
     nbytes = sum(tensor.nbytes for proof in calls._proofs for tensor in proof.outputs)
     assert len(calls) == 3
     calls.verify()

@@ -112,8 +112,7 @@ def _differentiated(
                     f"output {number} has no grad_fn, and the reference's has one: {_FUNCTION}. If forward"
                     " computes a gradient itself, that backward must be differentiable too, by operations of autograd"
                 )
-        roots = [leaves[number] for number in wanted.outputs]
-        found = _gradients(roots, sources, upstream)
+        found = _gradients([leaves[number] for number in wanted.outputs], sources, upstream)
     for number in (*wanted.delivered, *wanted.absent):
         one = found[number]
         got, expected = None if one is None else describe(one)[0], None if number in wanted.absent else "Tensor"

@@ -204,8 +204,7 @@ class Keeper:
 
     def _keep_and_import(self, name: str, path: str, is_python_module: bool) -> Any:
         library = Path(path, f"{name}{self._torch.LIB_EXT}")
-        folder = self._folder()
-        shutil.copyfile(library, folder / library.name)
+        shutil.copyfile(library, self._folder() / library.name)
         self._not_compiling()
         try:
             return self._import(name, path, is_python_module)

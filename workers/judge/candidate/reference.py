@@ -410,8 +410,7 @@ class ReferenceHarness(Harness):
             watch(MAX_TENSORS - len(changed) - len(gradients.described(output)[1]))
         if needs_copies:
             self._restore(held)
-            given = [tensor.clone() for tensor in held.inputs]
-            output, drew = self._call(ask, held, given)
+            output, drew = self._call(ask, held, [tensor.clone() for tensor in held.inputs])
         return output, drew, given
 
     def _watching(self) -> Callable[[int], None]:

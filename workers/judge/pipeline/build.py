@@ -191,8 +191,7 @@ class Build:
         texts = "\n".join([outcome.message, *(report.log for report in reports)])
         if reports and all(map(self._had_room, reports)) and is_lasting(texts):
             refusal = Refusal(message=outcome.message, exception=outcome.facts.exception or "")
-            log = "".join(report.log for report in reports)
-            self._put(reports[-1], (), refusal=refusal, log=log)
+            self._put(reports[-1], (), refusal=refusal, log="".join(report.log for report in reports))
 
     def _put(self, report: Report, contents: tuple[bytes, ...], **fields: Any) -> None:
         assert self._store is not None

@@ -455,8 +455,7 @@ class _Output:
     def illegible_fault(self) -> _Fault | None:
         """Return the fault for which the problem's check is not even asked: values never written, or NaN. Or None."""
         # Floats can have the first call's mark by chance, also -1.498 in 32 bits. Later calls mark by NaN.
-        is_certain = self.out.itemsize > 2 and not self.out.is_floating_point()
-        count = self.unwritten()[0] if is_certain else 0
+        count = self.unwritten()[0] if self.out.itemsize > 2 and not self.out.is_floating_point() else 0
         strays = sum(int(comparable(out).isnan().sum()) for out, _, _ in self._chunks())
         if not (count or strays):
             return None
@@ -617,8 +616,7 @@ class _Output:
         return replace(fault, message=f"{count} of {self.ref.numel()} values differ{limit}, {most}")
 
     def _together(self, message: str) -> _Fault:
-        count = self.ref.numel()
-        return self._fault(Category.WRONG_VALUES, message, count, lambda out, ref: ~_same(out, ref))
+        return self._fault(Category.WRONG_VALUES, message, self.ref.numel(), lambda out, ref: ~_same(out, ref))
 
     def _fault(
         self, category: Category, message: str, count: int, where: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -118,5 +118,4 @@ class Context:
 
     def untimed_if_large(self, reference: Reference, what: str) -> contextlib.AbstractContextManager[None]:
         """Return a lock that excludes timing if the inputs are large enough to disturb it."""
-        large = self.slot.on_gpu and reference.cache.is_large
-        return self.steps.untimed(what) if large else contextlib.nullcontext()
+        return self.steps.untimed(what) if self.slot.on_gpu and reference.cache.is_large else contextlib.nullcontext()

@@ -323,8 +323,7 @@ class Candidate(Exchange):
         """Make one call on a case, and return its outputs. Raise EvaluationEnded if it failed."""
         self.load(case.inputs)
         self.settle()
-        views = self.outputs(self.process.order(Order.RUN, promptly=self._device == "cuda", seed=case.seed))
-        return self.read(views)
+        return self.read(self.outputs(self.process.order(Order.RUN, promptly=self._device == "cuda", seed=case.seed)))
 
     def profile(self, case: Case) -> None:
         """Record the GPU activities of one call.

@@ -86,8 +86,7 @@ class Oracle:
         return [self._question(case, nudged=i > 0) for i in range(1 if self._asks_once(case.kind) else 2)]
 
     def _question(self, case: Case, *, nudged: bool) -> Question:
-        rounding = _ROUNDING[self._form.precision(self._precision)]
-        return Question.of(case, rounding if nudged else 0.0, wide=True)
+        return Question.of(case, _ROUNDING[self._form.precision(self._precision)] if nudged else 0.0, wide=True)
 
     def charge(self, calls: int) -> None:
         """Count the time of float64 calls."""
@@ -103,8 +102,7 @@ class Oracle:
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
         """Specifications of the float64 outputs."""
-        specs = self._form.output_specs
-        return tuple(TensorSpec(widened(dtype_of(spec)), spec.shape, spec.device) for spec in specs)
+        return tuple(TensorSpec(widened(dtype_of(spec)), spec.shape, spec.device) for spec in self._form.output_specs)
 
     def tensors(self, reply: Reply | None) -> list[torch.Tensor] | None:
         """Return the tensors of an answer, or None if there is no answer or it is of no use."""

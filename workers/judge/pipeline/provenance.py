@@ -227,8 +227,7 @@ def _last(node: ast.expr) -> str:
 
 def _compiles(decorator: ast.expr) -> bool:
     """Return whether a decorator turns a function into a GPU kernel."""
-    made = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return _last(made) in _DECORATORS
+    return _last(decorator.func if isinstance(decorator, ast.Call) else decorator) in _DECORATORS
 
 
 def _made_by_call(call: ast.Call) -> Iterator[str]:

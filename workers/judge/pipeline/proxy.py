@@ -217,8 +217,7 @@ class ReferenceProxy:
             assert arena.descriptor is not None
             self._arena = arena
             try:
-                fds = (arena.descriptor,)
-                self.order(Order.ARENA, what="the arena", payload=arena.spec, fds=fds, optional=True)
+                self.order(Order.ARENA, what="the arena", payload=arena.spec, fds=(arena.descriptor,), optional=True)
             finally:
                 arena.close()
 
@@ -258,8 +257,7 @@ class ReferenceProxy:
 
     def blaming(self, what: str, *, optional: bool = False) -> contextlib.AbstractContextManager[None]:
         """Blame the problem for failures in the context. See :func:`.blame.blaming`."""
-        deadline_s = self.settings.deadlines.reference_s
-        return blaming(what, self.process, deadline_s, self.allowed_bytes, optional=optional)
+        return blaming(what, self.process, self.settings.deadlines.reference_s, self.allowed_bytes, optional=optional)
 
     @contextlib.contextmanager
     def _within_deadline(self) -> Generator[None]:

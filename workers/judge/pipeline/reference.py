@@ -190,8 +190,7 @@ class Reference:
         Returns:
             The case with the same inputs, and with upstream gradients for ``backward``.
         """
-        what = "Model.forward in grad mode"
-        self.form.gradients = self.proxy.differentiate(first, what, backward=backward)
+        self.form.gradients = self.proxy.differentiate(first, "Model.forward in grad mode", backward=backward)
         self.form.differentiates = True
         return self.cache.draw_anew(first)
 

@@ -177,7 +177,6 @@ def _enforce_bound(context: Context, referenced: Referenced, times: Times, runti
     if speed_of_light.is_beyond(bound, runtime, cached):
         reference, first = recall(context, referenced.reference, referenced.first)
         with steps.untimed("influence"), steps.backstop(Phase.REFERENCE):
-            allowed_bytes = context.budget.after_kernel()
-            needed = sensitivity.needed_bytes(reference, first, allowed_bytes)
+            needed = sensitivity.needed_bytes(reference, first, context.budget.after_kernel())
         bound = context.evidence.floor = speed_of_light.needing(bound, needed, cached)
         speed_of_light.enforce(bound, runtime)
