@@ -96,13 +96,12 @@ def test_normal_inputs_of_a_smooth_problem_have_every_variant() -> None:
         torch.testing.assert_close(case.exact[0].float(), case.outputs[0], rtol=1e-4, atol=1e-4)
 
 
-def test_masks_infinities_and_complex_draws_leave_all_variants() -> None:
-    """Nudged inputs leave a mask as it is, and infinities are right where the float64 answer has them too."""
+def test_masks_and_complex_draws_leave_all_variants() -> None:
+    """Nudged inputs leave a mask as it is."""
     source = SOURCE.replace("forward(self, x)", "forward(self, x, mask)")
     for hidden in ("float('-inf')", "-1e9"):
         inputs = f"return [torch.randn(8, 8), torch.full((8, 8), {hidden}).triu(1)]"
         assert kinds(reference(source.format(forward="return torch.softmax(x + mask, 1)", inputs=inputs))) >= {"scaled"}
-    assert kinds(loaded("return x.masked_fill(torch.ones_like(x).triu(1) > 0, -torch.inf)")) >= {"scaled"}
     assert kinds(loaded("return x.abs()", "return [torch.randn(16, 8, dtype=torch.complex64)]")) >= {"scaled"}
 
 

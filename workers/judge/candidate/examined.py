@@ -62,8 +62,7 @@ def main(tool: str) -> None:
     profile = tool == "ncu"
     kernel = _Kernel(flags.attach(flags.create()))
     kernel.begin(*task_from(Path(JOB).read_text(encoding="utf-8")))
-    problem = import_file(Path(PROBLEM))
-    initial, *inputs = kernel.arguments_of(problem)
+    initial, *inputs = kernel.arguments_of(import_file(Path(PROBLEM)))
     kernel.construct(initial)
     with torch.no_grad():
         for _ in range(_WARMUP if profile else 0):

@@ -410,7 +410,8 @@ class ReferenceHarness(Harness):
             watch(MAX_TENSORS - len(changed) - len(gradients.described(output)[1]))
         if needs_copies:
             self._restore(held)
-            output, drew = self._call(ask, held, [tensor.clone() for tensor in held.inputs])
+            given = [tensor.clone() for tensor in held.inputs]
+            output, drew = self._call(ask, held, given)
         return output, drew, given
 
     def _watching(self) -> Callable[[int], None]:

@@ -245,7 +245,7 @@ class _Draws(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch, and record or change its draw."""
         out = func(*args, **(kwargs or {}))
-        is_continuous = func in _CONTINUOUS and (out.is_floating_point() or out.is_complex())
+        is_continuous = func in _CONTINUOUS and not out.is_conj() and (out.is_floating_point() or out.is_complex())
         if is_continuous or (func in _WHOLE and out.dtype is not torch.bool):
             if func in _WHOLE:
                 self.whole.add(len(self.shown))
@@ -440,8 +440,7 @@ def _ends(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, turn
     choice = (int(torch.randint(3, (1,), device=tensor.device, generator=generator)) + turn) % 3
     if not choice:
         return None
-    end = own.low if choice == 1 else own.high
-    return _pull(tensor, end, _AT_END).clamp_(own.low, own.high)
+    return _pull(tensor, own.low if choice == 1 else own.high, _AT_END).clamp_(own.low, own.high)
 
 
 def _nudged(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, rounding: float) -> torch.Tensor | None:
@@ -486,8 +485,7 @@ def _outliers(tensor: torch.Tensor, own: _Range, _: torch.Generator) -> torch.Te
 def _bring_to_an_end(values: torch.Tensor, own: _Range) -> None:
     """Move values, in place, towards the minimum or maximum of their range, whichever is farther from their mean."""
     middle = float(values.mean(dtype=torch.float32))
-    end = own.high if own.high - middle >= middle - own.low else own.low
-    _pull(values, end).clamp_(own.low, own.high)
+    _pull(values, own.high if own.high - middle >= middle - own.low else own.low).clamp_(own.low, own.high)
 
 
 def _pull(values: torch.Tensor, target: float, kept: float = _PULLED) -> torch.Tensor:
@@ -586,10 +584,12 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def moved(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
     """Return floating values in float64, finite ones changed by about ``rounding`` but within the tensor's range."""
+    if tensor.is_complex():
+        return torch.view_as_complex(moved(torch.view_as_real(tensor.resolve_conj()), rounding))
     if not tensor.is_floating_point() or tensor.dtype in PACKED:
         return tensor
     wide = tensor.double()
-    if _is_whole(wide) and _is_mask(wide):
+    if _is_whole(wide) and _is_mask(wide) and not bool((wide.abs() <= _INTEGER).all()):
         return wide  # A mask that is added to scores has no rounding errors.
     squares = wide.square().nan_to_num_(posinf=0.0)
     change = squares.add_(squares.mean()).sqrt_().mul_(torch.randn_like(wide)).mul_(rounding)
@@ -600,13 +600,14 @@ def rounded_otherwise(tensor: torch.Tensor, rounding: float, *, keep: bool = Tru
     """Return a copy with each value changed by about ``rounding`` of it, but ``keep`` values that are whole numbers."""
     # Whole numbers are often masks, one-hot vectors or indices, whose change is more than a rounding error.
     some = tensor.reshape(-1)[:_SAMPLE]
+    if tensor.is_complex():
+        return torch.view_as_complex(rounded_otherwise(torch.view_as_real(tensor.resolve_conj()), rounding, keep=keep))
     if not tensor.is_floating_point() or tensor.dtype in PACKED:
         return tensor.clone()
     if keep and torch.equal(some.float(), some.float().round()):
         return tensor.clone()
     exact = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.dtype.itemsize > 1 else tensor.float()
-    change = torch.randn_like(exact).mul_(rounding).mul_(exact).nan_to_num_(0.0, 0.0, 0.0)
-    return change.add_(exact).to(tensor.dtype)
+    return torch.randn_like(exact).mul_(rounding).mul_(exact).nan_to_num_(0.0, 0.0, 0.0).add_(exact).to(tensor.dtype)
 
 
 class _OnHost(type):
