@@ -13,9 +13,10 @@ from typing import Annotated
 import typer
 
 from kqueue import formats
+from kqueue.categories import Category
 from kqueue.cli.render import say, write_json
 from kqueue.errors import InvalidRequest
-from kqueue.features.convert.records import Form, Record, from_verdict, lost, to_verdict, written
+from kqueue.features.convert.records import Form, Record, from_verdict, get, lost, to_verdict, written
 from kqueue.formats import common
 
 
@@ -76,7 +77,12 @@ def _verdict(record: Record) -> Record:
     record = json.loads(json.dumps(record, default=str))  # Parquet has times
     labels = {name: record[name] for name in ("problem_label", "kernel_label") if record.get(name)}
     texts = {name: text for name in ("facts", "evidence", "environment") if isinstance(text := record.get(name), str)}
-    return {**labels, **record.get("verdict", record), **{name: json.loads(text) for name, text in texts.items()}}
+    found = {**labels, **record.get("verdict", record), **{name: json.loads(text) for name, text in texts.items()}}
+    if found.get("category") and "compiled" not in found:  # rows of an export lack the derived values
+        info, times = Category(found["category"]).info, {"timing_basis": get(found, "runtime.basis")}
+        times |= {f"{one}_ms": ms for one in ("runtime", "baseline") if (ms := get(found, f"{one}.median_ms") or 0) > 0}
+        found |= {"compiled": info.compiled, "correctness": info.correctness, **times}
+    return found
 
 
 def _claims(verdicts: list[Record], problems: Path | None, reasons: Counter[str]) -> Iterator[Record]:

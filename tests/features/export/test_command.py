@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,6 +75,14 @@ def test_what_is_known_of_an_evaluation(cli: Cli, engine: Engine, judged: Judged
     assert right["speedup_low"] < right["speedup"] == 2.0 < right["speedup_high"]
     assert (right["device"], right["attempts"], right["slot_s"] > 0) == ("test device", 1, True)
     assert right["finished_at"] > right["submitted_at"]
+    file = "set/data/train-00000.parquet"
+    [table] = json.loads(cli("convert", file, "--to", "kernelbench").stdout).values()
+    results = [(one["compiled"], one["correctness"], one["runtime"]) for one in table]
+    assert results == [(True, False, -1.0), (True, True, right["runtime"]["mean_ms"])]
+    lines = cli("convert", file, "--to", "kernelgym").stdout.splitlines()
+    tasks = [(one["correctness"], one["kernel_runtime"], one["reference_runtime"]) for one in map(json.loads, lines)]
+    assert tasks == [(False, -1.0, -1.0), (True, 0.5, 1.0)]
+    assert '"nv/cold/time/cpu/median"' in cli("convert", file, "--to", "nvbench").stdout
 
 
 def test_the_folder_is_a_dataset(cli: Cli, judged: Judged, tmp_path: Path) -> None:
