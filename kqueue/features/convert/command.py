@@ -36,8 +36,8 @@ def convert(
     made, left, reasons = list[Record](), set[str](), Counter[str]()
     target = FORMS.get(to)
     for form, record in _results(Path("/dev/stdin") if str(file) == "-" else file, list(FORMS.values())):
-        given = to_verdict(form, record) if form else _verdict(record)
         try:
+            given = to_verdict(form, record) if form else _verdict(record)
             if to == "flashinfer-bench" and not form and problems:
                 made += traces_of(problems, given)
             else:
@@ -64,7 +64,7 @@ def _results(file: Path, forms: list[Form]) -> Iterator[tuple[Form | None, Recor
     """Yield the results in a file, each with its form, which is None for verdicts."""
     for content in common.rows(file):
         found = ((form, records) for form in forms if (records := form.split(content)))
-        if "blame" in content or "other" in content:
+        if "blame" in content or "other" in content or isinstance(content.get("verdict", ...), dict | None):
             yield None, content
         elif (known := next(found, None)) is not None:
             yield from ((known[0], record) for record in known[1])
@@ -73,7 +73,9 @@ def _results(file: Path, forms: list[Form]) -> Iterator[tuple[Form | None, Recor
 
 
 def _verdict(record: Record) -> Record:
-    """Return the verdict in a line of `judge --json` or `show --json`, or in a row of an export."""
+    """Return the verdict in a line of `judge --json` or `show --json`, or in a row of an export, or refuse it."""
+    if record.get("verdict", ...) is None:
+        raise InvalidRequest("the kernel has no verdict")
     record = json.loads(json.dumps(record, default=str))  # Parquet has times
     labels = {name: record[name] for name in ("problem_label", "kernel_label") if record.get(name)}
     texts = {name: text for name in ("facts", "evidence", "environment") if isinstance(text := record.get(name), str)}
