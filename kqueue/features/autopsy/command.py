@@ -69,12 +69,9 @@ def _finished(report: Report, out: Path) -> tuple[dict[str, Any], Callable[[], N
     if file is not None and report.repro is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidRequest(f"{out}: cannot create a folder for repro.py: {error.strerror or error}") from None
-        try:
             file.write_text(report.repro, encoding="utf-8")
         except OSError as error:
-            raise InvalidRequest(f"{file}: {error.strerror or error}") from None
+            raise InvalidRequest(f"{file} cannot be written: {error.strerror or error}") from None
 
     def show() -> None:
         for line in report.lines():
