@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import os
 import sys
 from collections.abc import Generator
 from functools import cached_property
@@ -153,7 +154,9 @@ def main() -> NoReturn:
         answers = command in _ANSWERING or (
             command not in _COMMANDS and any(one.answers for one in registry.each_of("commands") if one.name == command)
         )
-        sys.stdout = cast("IO[str]", _Output(sys.stdout, _BROKEN_PIPE if answers else 0))
+        # It is None if the process began with a closed one.
+        out = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+        sys.stdout = cast("IO[str]", _Output(out, _BROKEN_PIPE if answers else 0))
     try:
         if wrong := [one for one in sys.argv if any("\ud800" <= char <= "\udfff" for char in one)]:
             raise errors.InvalidRequest(f"{wrong[0]}: an argument must be UTF-8 text")
