@@ -180,14 +180,17 @@ def main() -> NoReturn:
 class _Output:
     """Standard output that ends the process on a write error, for example after `| head -1` or on a full disk."""
 
-    def __init__(self, stream: IO[str], unread: int) -> None:
-        """Wrap a stream. ``unread`` is the exit status if its reader is gone."""
-        self._stream = stream
-        self._unread = unread
+    def __init__(self, stream: Any, unread: int) -> None:
+        """Wrap a stream of text or bytes. ``unread`` is the exit status if its reader is gone."""
+        self._stream, self._unread = stream, unread
 
-    def write(self, text: str) -> int:
+    @property
+    def buffer(self) -> _Output:
+        return _Output(self._stream.buffer, self._unread)
+
+    def write(self, content: str | bytes) -> int:
         with self._or_end():
-            return self._stream.write(text)
+            return self._stream.write(content)
         raise AssertionError("the block returns or raises")
 
     def flush(self) -> None:
