@@ -130,7 +130,7 @@ def test_filters(cli: Cli, judged: Judged, engine: Engine, tmp_path: Path) -> No
         assert found == expected, arguments
     done = cli("export", "none", "--owner", "eve")
     assert (done.returncode, "no finished evaluation matches" in done.stderr) == (2, True)
-    assert not list((tmp_path / "none").iterdir())
+    assert not (tmp_path / "none").exists()
 
 
 def test_the_database_separates_owners(engine: Engine, judged: Judged) -> None:
