@@ -9,11 +9,10 @@ that need them, so that a command starts fast.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import gc
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable
 from functools import cached_property
 from pkgutil import resolve_name
 from typing import IO, Annotated, Any, Final, NoReturn, cast
@@ -154,8 +153,7 @@ def main() -> NoReturn:
         answers = command in _ANSWERING or (
             command not in _COMMANDS and any(one.answers for one in registry.each_of("commands") if one.name == command)
         )
-        # It is None if the process began with a closed one.
-        out = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+        out = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")  # None if it is closed
         sys.stdout = cast("IO[str]", _Output(out, _BROKEN_PIPE if answers else 0))
     try:
         if wrong := [one for one in sys.argv if any("\ud800" <= char <= "\udfff" for char in one)]:
@@ -189,18 +187,14 @@ class _Output:
         return _Output(self._stream.buffer, self._unread)
 
     def write(self, content: str | bytes) -> int:
-        with self._or_end():
-            return self._stream.write(content)
-        raise AssertionError("the block returns or raises")
+        return self._or_end(self._stream.write, content)
 
     def flush(self) -> None:
-        with self._or_end():
-            self._stream.flush()
+        self._or_end(self._stream.flush)
 
-    @contextlib.contextmanager
-    def _or_end(self) -> Generator[None]:
+    def _or_end(self, act: Callable[..., Any], *content: str | bytes) -> Any:
         try:
-            yield
+            return act(*content)
         except BrokenPipeError:
             drop_output()
             sys.exit(self._unread)

@@ -53,8 +53,7 @@ def autopsy(
             report = _by_fleet(subject.request, subject.verdict, budget, evaluations, on_round)
         else:
             with LocalJudge(subject.device) as local:
-                made = Autopsy(subject.request, most=evaluations)
-                report = run.by_judge(made, local, budget, on_round)
+                report = run.by_judge(Autopsy(subject.request, most=evaluations), local, budget, on_round)
     record, show = _finished(report, out)
     emit(report, lambda _: show(), as_json=as_json, record=lambda _: record)
     if report.ended == "interrupted":
@@ -94,8 +93,7 @@ def _by_fleet(request: Request, failure: Result | None, budget: float, most: int
     slots = live.get(request.lane) or max(live.values(), default=1)
     with connect() as client:
         request = request.model_copy(update={"batch": request.batch or f"autopsy-{uuid4()}"})
-        made = Autopsy(request, failure, width=min(slots, _WIDEST), most=most)
-        return run.by_fleet(made, client, budget, on_round)
+        return run.by_fleet(Autopsy(request, failure, width=min(slots, _WIDEST), most=most), client, budget, on_round)
 
 
 @contextmanager

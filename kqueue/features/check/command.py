@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 #: Name of the file that lists the operators.
 _FILE: Final = "kqueue.toml"
 _SHOWN: Final = 3
-#: Exit status if only a report could not be written.
 _UNWRITTEN: Final = 3
 
 

@@ -63,13 +63,11 @@ def convert(
 def _results(file: Path, forms: list[Form]) -> Iterator[tuple[Form | None, Record]]:
     """Yield the results in a file, each with its form, which is None for verdicts."""
     for content in common.rows(file):
-        found = ((form, records) for form in forms if (records := form.split(content)))
-        if "blame" in content or "other" in content or isinstance(content.get("verdict", ...), dict | None):
-            yield None, content
-        elif (known := next(found, None)) is not None:
-            yield from ((known[0], record) for record in known[1])
-        else:
+        is_verdict = "blame" in content or "other" in content or isinstance(content.get("verdict", ...), dict | None)
+        results = ([(form, one) for one in records] for form in forms if (records := form.split(content)))
+        if (found := [(None, content)] if is_verdict else next(results, None)) is None:
             raise InvalidRequest(f"{file}: has no verdict, and no result of {', '.join(form.name for form in forms)}")
+        yield from found
 
 
 def _verdict(record: Record) -> Record:

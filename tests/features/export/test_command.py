@@ -92,8 +92,7 @@ def test_the_folder_is_a_dataset(cli: Cli, judged: Judged, tmp_path: Path) -> No
     assert done.stdout == "set: 5 evaluations in 3 files\n", done.stderr
     assert [row["evaluation_id"] for row in rows(tmp_path / "set")] == [str(one) for one in ids]
     card = (tmp_path / "set" / "README.md").read_text()
-    front = yaml.safe_load(card.split("---")[1])
-    [config] = front["configs"]
+    [config] = yaml.safe_load(card.split("---")[1])["configs"]
     [split] = config["data_files"]
     files = sorted((tmp_path / "set").glob(split["path"]))
     assert [file.name for file in files] == [f"train-0000{number}.parquet" for number in range(3)]
