@@ -9,10 +9,10 @@ that need them, so that a command starts fast.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import gc
+import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable
 from functools import cached_property
 from pkgutil import resolve_name
 from typing import IO, Annotated, Any, Final, NoReturn, cast
@@ -153,7 +153,8 @@ def main() -> NoReturn:
         answers = command in _ANSWERING or (
             command not in _COMMANDS and any(one.answers for one in registry.each_of("commands") if one.name == command)
         )
-        sys.stdout = cast("IO[str]", _Output(sys.stdout, _BROKEN_PIPE if answers else 0))
+        out = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")  # None if it is closed
+        sys.stdout = cast("IO[str]", _Output(out, _BROKEN_PIPE if answers else 0))
     try:
         if wrong := [one for one in sys.argv if any("\ud800" <= char <= "\udfff" for char in one)]:
             raise errors.InvalidRequest(f"{wrong[0]}: an argument must be UTF-8 text")
@@ -177,24 +178,23 @@ def main() -> NoReturn:
 class _Output:
     """Standard output that ends the process on a write error, for example after `| head -1` or on a full disk."""
 
-    def __init__(self, stream: IO[str], unread: int) -> None:
-        """Wrap a stream. ``unread`` is the exit status if its reader is gone."""
-        self._stream = stream
-        self._unread = unread
+    def __init__(self, stream: Any, unread: int) -> None:
+        """Wrap a stream of text or bytes. ``unread`` is the exit status if its reader is gone."""
+        self._stream, self._unread = stream, unread
 
-    def write(self, text: str) -> int:
-        with self._or_end():
-            return self._stream.write(text)
-        raise AssertionError("the block returns or raises")
+    @property
+    def buffer(self) -> _Output:
+        return _Output(self._stream.buffer, self._unread)
+
+    def write(self, content: str | bytes) -> int:
+        return self._or_end(self._stream.write, content)
 
     def flush(self) -> None:
-        with self._or_end():
-            self._stream.flush()
+        self._or_end(self._stream.flush)
 
-    @contextlib.contextmanager
-    def _or_end(self) -> Generator[None]:
+    def _or_end(self, act: Callable[..., Any], *content: str | bytes) -> Any:
         try:
-            yield
+            return act(*content)
         except BrokenPipeError:
             drop_output()
             sys.exit(self._unread)

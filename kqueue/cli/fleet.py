@@ -161,14 +161,13 @@ def _status(fleet: LocalFleet) -> str:
     default: Path = type(config).model_fields["home"].get_default(call_default_factory=True)
     elsewhere = config.home_path != default.expanduser().absolute()
     prefix = f"KQUEUE_HOME={shlex.quote(str(config.home_path))} " if elsewhere else ""
+    flower = f"{fleet.flower_url} (`{prefix}kqueue open --flower` logs a browser in)"
     rows = {
         "home": str(config.home_path),
         "database": redact(config.require_database()),
         "broker": redact(config.require_redis()),
         "lanes": slots,
-        "flower": f"{fleet.flower_url} (`{prefix}kqueue open --flower` logs a browser in)"
-        if fleet.flower_url
-        else "off",
+        "flower": flower if fleet.flower_url else "off",
         "http": fleet.http_url or "off",
         **({"page": f"{fleet.http_url}/ (`{prefix}kqueue open` logs a browser in)"} if fleet.http_url else {}),
         **({"socket": f"unix://{fleet.http_socket}"} if fleet.http_socket else {}),

@@ -63,6 +63,8 @@ def judge(
         fields["backend"] = backend
     local = LocalJudge(device)
     tasks = [_task(local, entry) for entry in sources.from_kernels(sources.find_kernels(kernels), fields)]
+    if autopsies is not None:
+        autopsies.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         if any(task.request is not None for task in tasks):
             stack.enter_context(local)
@@ -150,8 +152,11 @@ def _run(local: LocalJudge, task: _Task) -> None:
 def _dissect(local: LocalJudge, task: _Task, folder: Path) -> None:
     """Shrink a kernel's failure, if the failure depends on inputs."""
     if task.request is not None and task.outcome is not None:
-        for part in registry.attached("failure"):
-            task.autopsy = part.dissect(local, task.request, task.outcome, folder)
+        try:
+            for part in registry.attached("failure"):
+                task.autopsy = part.dissect(local, task.request, task.outcome, folder)
+        except InvalidRequest as error:
+            task.fail(error, _UNJUDGED)
     if task.autopsy is not None and task.autopsy[0]["ended"] == "interrupted":
         raise KeyboardInterrupt
 

@@ -282,8 +282,7 @@ def current() -> None:
     from kqueue.config import load
     from kqueue.store import schema
 
-    revision = schema.current(load().require_database())
-    typer.echo(f"database {revision or 'empty'}, kqueue {schema.head()}")
+    typer.echo(f"database {schema.current(load().require_database()) or 'empty'}, kqueue {schema.head()}")
 
 
 @db.command()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -64,8 +63,7 @@ def plot(
         data = {one: fitting[one]() for one in chosen}
     drawn = {one: charts.render(chart, theme=charts.Theme(theme), form=form) for one, chart in data.items()}
     if out == STDOUT:
-        sys.stdout.buffer.write(drawn[chosen[0]])
-        sys.stdout.flush()
+        typer.echo(drawn[chosen[0]], nl=False)
         return
     stem = re.sub(r"[^A-Za-z0-9._+-]", "-", name).lstrip(".-")[:60] or str(named.kind)
     for one, picture in drawn.items():

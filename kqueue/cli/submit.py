@@ -403,8 +403,7 @@ def follow(names: Sequence[str], timeout: float | None, *, as_json: bool) -> Non
     from kqueue.store import reports
 
     with reading("watch") as read:
-        among = (reports.Kind.BATCH, reports.Kind.EVALUATION)
-        named = [read(reports.named, name, among=among) for name in names]
+        named = [read(reports.named, name, among=(reports.Kind.BATCH, reports.Kind.EVALUATION)) for name in names]
         batches = [one.key for one in named if one.kind is reports.Kind.BATCH]
         ids = [UUID(one.key) for one in named if one.kind is reports.Kind.EVALUATION]
         state = _follow(read, batches, ids, timeout, as_json=as_json)

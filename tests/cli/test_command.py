@@ -62,6 +62,8 @@ def test_output_that_nobody_reads_or_that_cannot_be_written() -> None:
         assert (done.returncode, done.stderr) == ended
     os.close(writer)
     os.close(full)
+    closed = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, "evidence"], capture_output=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, b"")
 
 
 def test_every_error_has_a_status() -> None:

@@ -84,8 +84,7 @@ def test_a_profile_that_is_there_is_shown(cli: Cli, engine: Engine, gpu: UUID) -
     problem = Request(problem=PROBLEM, kernel="k", backend="triton", lane="gpu").problem_hash
     of_both = cli("plot", problem, "--kind", "roofline", "--out", "-")
     assert (of_both.returncode, "one: k: 25% of the roof" in of_both.stdout) == (0, True), of_both.stderr
-    told = json.loads(cli("profile", one, "--json").stdout)
-    assert told["kernels"][0]["profile"]["kernels"][0]["duration_ms"] == 0.5
+    assert json.loads(cli("profile", one, "--json").stdout)["kernels"][0]["profile"]["kernels"][0]["duration_ms"] == 0.5
     assert count(engine, "evaluations") == 2
 
 

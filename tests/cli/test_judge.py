@@ -33,6 +33,10 @@ def test_right_and_wrong_kernels(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> N
     assert [line.split()[:2] for line in done.stdout.splitlines() if ".py" in line] == rows
     assert done.stderr.startswith("kqueue: judging on ")
     assert "secret" not in done.stderr
+    cli.write("found/wrong", "no folder")
+    done = cli("judge", "relu.py", "wrong.py", "right.py", *QUICK, "--autopsy", "found")
+    assert (done.returncode, "kqueue: wrong.py: found/wrong/repro.py cannot be written" in done.stderr) == (3, True)
+    assert [line.split()[:2] for line in done.stdout.splitlines() if ".py" in line] == rows[::-1]
     refused = cli("judge", "relu.py", "right.py", "--backend", "cuda", *QUICK)
     assert (refused.returncode, refused.stderr) == (3, f"kqueue: right.py: {NO_GPU}\n")  # nothing was started
 
@@ -83,6 +87,7 @@ def test_bad_input_is_refused_at_once(cli: Cli) -> None:
         (("relu.py", "right.py", "--set", "checks=0"), "settings.checks: "),
         (("relu.py", "right.py", "--backend", "fortran"), "backend: Input should be"),
         (("relu.py", "right.py", "--set", "checks"), "write name=value"),
+        (("relu.py", "right.py", "--autopsy", "relu.py/x"), "relu.py/x: Not a directory"),
         ((f"sha256:{'0' * 64}", "right.py"), "only a fleet has stored problems"),
     ):
         done = cli("judge", *arguments)

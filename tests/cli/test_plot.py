@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -13,7 +15,7 @@ from sqlalchemy import Engine, event
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Request
 from kqueue.store import reports, searches
-from tests.cli.command import PROBLEM, Cli, judge, submit
+from tests.cli.command import COMMAND, PROBLEM, Cli, judge, submit
 from tests.samples import ended, measurement, passed
 from tests.store.steps import change
 
@@ -103,6 +105,10 @@ def test_what_cannot_be_drawn_is_said(cli: Cli, engine: Engine, known: list[UUID
     ):
         done = cli("plot", *arguments)
         assert (done.returncode, said in done.stderr, done.stdout) == (status, True, ""), done.stderr
+    with Path("/dev/full").open("wb") as full:
+        command, given = [*COMMAND, "plot", "b", "--out=-"], {**os.environ, **cli.environment, "PYTHONUNBUFFERED": ""}
+        done = subprocess.run(command, env=given, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
     unset = cli("plot", "b", KQUEUE_DATABASE_URL="")
     assert (unset.returncode, "KQUEUE_DATABASE_URL" in unset.stderr) == (3, True)
 

@@ -214,8 +214,7 @@ def test_cancel_ends_what_has_no_verdict(cli: Cli, engine: Engine, worker: UUID)
     (finished,) = submit(engine, "a", batch="b")
     judge(engine, worker, lambda _: passed())
     first, second, third = submit(engine, "b", "c", "d", batch="b")
-    typo = cli("cancel", str(first), "ffff0000")
-    assert typo.returncode == 5
+    assert cli("cancel", str(first), "ffff0000").returncode == 5
     assert evaluations.verdict(engine, first) is None
     assert cli("cancel", str(first)[:13], str(finished)).stdout == "cancelled 1, 1 had a verdict already\n"
     assert cli("cancel", "--batch", "b").stdout == "cancelled 2\n"

@@ -174,8 +174,7 @@ def test_waiting_tells_whether_all_passed(
 ) -> None:
     """With --wait the status is 0 only if every kernel passed, and lines keep the input's order."""
     cli.write("wrong.py", KERNEL + "# wrong\n")
-    wrong = ended(Category.WRONG_VALUES, message="off by \x1b[31mone")
-    judging(lambda label: passed() if label == "mine" else wrong)
+    judging(lambda label: passed() if label == "mine" else ended(Category.WRONG_VALUES, message="off by \x1b[31mone"))
     command = ("submit", "--problem", "relu.py", "--backend", "torch", "--wait", "--timeout", "60")
     right = cli(*command, "mine.py")
     assert right.returncode == 0, right.stderr

@@ -118,6 +118,9 @@ def test_the_command_asks_the_server(signing: Served, judged: UUID, config: Conf
     assert cli("verify", "receipt.json", KQUEUE_URL=signing.url).returncode == 0
     verified = cli("verify", "receipt.json", "--key", signing.url)
     assert (verified.returncode, "unknown" in verified.stdout) == (0, False), verified.stdout + verified.stderr
+    for file in (".", "no/receipt.json", "/dev/full"):
+        done = cli("receipt", str(judged), "-o", file)
+        assert (done.returncode, f"kqueue: {file} cannot be written" in done.stderr) == (3, True), done.stderr
     alone = cli("receipt", str(judged), KQUEUE_URL="", KQUEUE_TOKEN="")
     assert (alone.returncode, "only `kqueue serve` signs receipts" in alone.stderr) == (3, True), alone.stderr
     assert cli("receipt", str(uuid4())).returncode == 5

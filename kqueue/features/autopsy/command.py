@@ -53,8 +53,7 @@ def autopsy(
             report = _by_fleet(subject.request, subject.verdict, budget, evaluations, on_round)
         else:
             with LocalJudge(subject.device) as local:
-                made = Autopsy(subject.request, most=evaluations)
-                report = run.by_judge(made, local, budget, on_round)
+                report = run.by_judge(Autopsy(subject.request, most=evaluations), local, budget, on_round)
     record, show = _finished(report, out)
     emit(report, lambda _: show(), as_json=as_json, record=lambda _: record)
     if report.ended == "interrupted":
@@ -69,12 +68,9 @@ def _finished(report: Report, out: Path) -> tuple[dict[str, Any], Callable[[], N
     if file is not None and report.repro is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidRequest(f"{out}: cannot create a folder for repro.py: {error.strerror or error}") from None
-        try:
             file.write_text(report.repro, encoding="utf-8")
         except OSError as error:
-            raise InvalidRequest(f"{file}: {error.strerror or error}") from None
+            raise InvalidRequest(f"{file} cannot be written: {error.strerror or error}") from None
 
     def show() -> None:
         for line in report.lines():
@@ -97,8 +93,7 @@ def _by_fleet(request: Request, failure: Result | None, budget: float, most: int
     slots = live.get(request.lane) or max(live.values(), default=1)
     with connect() as client:
         request = request.model_copy(update={"batch": request.batch or f"autopsy-{uuid4()}"})
-        made = Autopsy(request, failure, width=min(slots, _WIDEST), most=most)
-        return run.by_fleet(made, client, budget, on_round)
+        return run.by_fleet(Autopsy(request, failure, width=min(slots, _WIDEST), most=most), client, budget, on_round)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from kqueue.cli import options
 from kqueue.cli.connection import reading
 from kqueue.cli.judge import where
 from kqueue.cli.render import make_bar, print_table, say, write_json
-from kqueue.errors import ConfigError, InvalidRequest
+from kqueue.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from kqueue.contract import Request, Verdict
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 #: Name of the file that lists the operators.
 _FILE: Final = "kqueue.toml"
 _SHOWN: Final = 3
+_UNWRITTEN: Final = 3
 
 
 def check(
@@ -89,12 +90,6 @@ def check(
         judges["fight"] = partial(judges["fight"], within=within, rounds=rounds)
         plan = Check(before, after, settings=tree, timed=not no_timing, qualify=qualify, **judges)
         rows = _run(stack, plan, clone.changed(*revisions) if only_changed else None, quiet=as_json)
-    for path, text in ((markdown, reports.markdown), (junit, reports.junit)):
-        if path is not None:
-            try:
-                path.write_text(text(*revisions, rows), encoding="utf-8")
-            except OSError as error:
-                raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
     if as_json:
         write_json(reports.record(*revisions, rows))
     else:
@@ -103,7 +98,14 @@ def check(
         cells = [(row.state, row.name, *(reports.speed(row),) * timed, row.words) for row in rows]
         print_table(names, cells) if cells else None
         typer.echo(f"{revisions[1][:12]} against {revisions[0][:12]}: {reports.summary(rows)}")
-    if status := reports.status_of(rows):
+    status = reports.status_of(rows)
+    for path, text in ((markdown, reports.markdown), (junit, reports.junit)):
+        try:
+            None if path is None else path.write_text(text(*revisions, rows), encoding="utf-8")
+        except OSError as error:
+            say(f"{path} cannot be written: {error.strerror}")
+            status = status or _UNWRITTEN
+    if status:
         raise typer.Exit(status)
 
 

@@ -165,8 +165,7 @@ def read(path: Path, shown: str) -> Operators:
         raise InvalidRequest(f"{shown}: no TOML: {error}") from None
     except ValidationError as error:
         # Of the forms of a value, the message of the one that is wrong in itself says most.
-        faults = sorted(error.errors(), key=lambda fault: fault["type"] != "value_error")
-        fault = faults[0]
+        fault = min(error.errors(), key=lambda fault: fault["type"] != "value_error")
         parts = [str(part + 1) if isinstance(part, int) else part for part in fault["loc"]]
         is_known = parts[0] == "operator" and len(parts) > 1
         if is_known and isinstance(one := listed["operator"][int(parts[1]) - 1], dict):

@@ -326,8 +326,7 @@ class Check:
         """Return a request for the times of a kernel that was judged. A fleet has stored its trees."""
         given = request.settings.model_dump(mode="json", exclude_unset=True)
         timing = {**given["timing"], "purpose": self.settings.get("timing", {}).get("purpose", "rank")}
-        policies = {**given["policies"], "shapes": "allow"}
-        settings = {**given, "timing": timing, "policies": policies, "examine": {}}
+        settings = {**given, "timing": timing, "policies": {**given["policies"], "shapes": "allow"}, "examine": {}}
         trees = {} if self.batch is None else {"trees": ()}
         return parse_request(request.model_dump(exclude_unset=True) | {"settings": settings} | trees)
 

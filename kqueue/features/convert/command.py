@@ -13,9 +13,10 @@ from typing import Annotated
 import typer
 
 from kqueue import formats
+from kqueue.categories import Category
 from kqueue.cli.render import say, write_json
 from kqueue.errors import InvalidRequest
-from kqueue.features.convert.records import Form, Record, from_verdict, lost, to_verdict, written
+from kqueue.features.convert.records import Form, Record, from_verdict, get, lost, to_verdict, written
 from kqueue.formats import common
 
 
@@ -35,8 +36,8 @@ def convert(
     made, left, reasons = list[Record](), set[str](), Counter[str]()
     target = FORMS.get(to)
     for form, record in _results(Path("/dev/stdin") if str(file) == "-" else file, list(FORMS.values())):
-        given = to_verdict(form, record) if form else _verdict(record)
         try:
+            given = to_verdict(form, record) if form else _verdict(record)
             if to == "flashinfer-bench" and not form and problems:
                 made += traces_of(problems, given)
             else:
@@ -62,21 +63,26 @@ def convert(
 def _results(file: Path, forms: list[Form]) -> Iterator[tuple[Form | None, Record]]:
     """Yield the results in a file, each with its form, which is None for verdicts."""
     for content in common.rows(file):
-        found = ((form, records) for form in forms if (records := form.split(content)))
-        if "blame" in content or "other" in content:
-            yield None, content
-        elif (known := next(found, None)) is not None:
-            yield from ((known[0], record) for record in known[1])
-        else:
+        is_verdict = "blame" in content or "other" in content or isinstance(content.get("verdict", ...), dict | None)
+        results = ([(form, one) for one in records] for form in forms if (records := form.split(content)))
+        if (found := [(None, content)] if is_verdict else next(results, None)) is None:
             raise InvalidRequest(f"{file}: has no verdict, and no result of {', '.join(form.name for form in forms)}")
+        yield from found
 
 
 def _verdict(record: Record) -> Record:
-    """Return the verdict in a line of `judge --json` or `show --json`, or in a row of an export."""
+    """Return the verdict in a line of `judge --json` or `show --json`, or in a row of an export, or refuse it."""
+    if record.get("verdict", ...) is None:
+        raise InvalidRequest("the kernel has no verdict")
     record = json.loads(json.dumps(record, default=str))  # Parquet has times
     labels = {name: record[name] for name in ("problem_label", "kernel_label") if record.get(name)}
     texts = {name: text for name in ("facts", "evidence", "environment") if isinstance(text := record.get(name), str)}
-    return {**labels, **record.get("verdict", record), **{name: json.loads(text) for name, text in texts.items()}}
+    found = {**labels, **record.get("verdict", record), **{name: json.loads(text) for name, text in texts.items()}}
+    if found.get("category") and "compiled" not in found:  # rows of an export lack the derived values
+        info, times = Category(found["category"]).info, {"timing_basis": get(found, "runtime.basis")}
+        times |= {f"{one}_ms": ms for one in ("runtime", "baseline") if (ms := get(found, f"{one}.median_ms") or 0) > 0}
+        found |= {"compiled": info.compiled, "correctness": info.correctness, **times}
+    return found
 
 
 def _claims(verdicts: list[Record], problems: Path | None, reasons: Counter[str]) -> Iterator[Record]:

@@ -287,8 +287,7 @@ def effect(
             yield answer
 
     [alone] = judged([plan.evaluation("alone")])
-    label = str(plan.request.kernel_label)
-    done = Effect(model=plan.model, kernel=label, verdict=alone.summary(), blame=alone.blame)
+    done = Effect(model=plan.model, kernel=str(plan.request.kernel_label), verdict=alone.summary(), blame=alone.blame)
     if not alone.passed:
         return done
     done.workloads += (Workload(name=name) for name in plan.workloads)

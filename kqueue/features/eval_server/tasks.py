@@ -361,8 +361,7 @@ async def _result(gateway: Gateway, view: View, progress: Progress, task_id: str
     result.completed_at = progress.finished_at.isoformat()
     if (began := progress.started_at) is not None:
         result.processing_time = (progress.finished_at - began).total_seconds()
-    metadata = seen.result["metadata"]
-    result.metadata = metadata | _coverage(verdict)
+    result.metadata = seen.result["metadata"] | _coverage(verdict)
     if not verdict.passed:
         result.error_code = error_code(verdict.category)
     if not verdict.judged:

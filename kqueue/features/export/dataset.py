@@ -52,7 +52,6 @@ def export(
         now = read(reports.now)
         state = wanted.model_copy(update={"until": min(now, wanted.until or now)})
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         ends = [_end(file) for file in sorted((folder / _DATA).glob("*.parquet"))]
         while not (folder / _CARD).exists():
             after = ends[-1][1] if ends else None
@@ -60,6 +59,7 @@ def export(
             with closing(some):
                 if first := next(some, None):
                     name = f"{_DATA}/train-{len(ends):05}.parquet"
+                    folder.mkdir(parents=True, exist_ok=True)
                     _replace(folder, _STATE, [state.model_dump_json(indent=1).encode()])
                     (folder / _DATA).mkdir(exist_ok=True)
                     _replace(folder, name, _parquet(chain([first], some)))

@@ -32,8 +32,7 @@ def list_(
     from kqueue.features.probes import fleet
 
     with database("probe list") as engine:
-        since = datetime.now(UTC) - timedelta(days=days)
-        listed = first(fleet.listing(engine, since=since, limit=limit + 1), limit)
+        listed = first(fleet.listing(engine, since=datetime.now(UTC) - timedelta(days=days), limit=limit + 1), limit)
     emit(listed, table(_PROBE, empty="no probe was judged in that time"), as_json=as_json)
 
 

@@ -508,8 +508,7 @@ def _interval(share: float) -> float:
 def _free_lanes(connection: Connection, live_s: float) -> dict[str, int]:
     """Return the lanes that some live and unpaused worker serves, with their numbers of devices."""
     query = select(func.unnest(Worker.lanes), Worker.host, Worker.device).distinct()
-    devices = connection.execute(query.where(*_alive(live_s), Worker.paused.is_(None)))
-    return Counter(lane for lane, _, _ in devices)
+    return Counter(lane for lane, _, _ in connection.execute(query.where(*_alive(live_s), Worker.paused.is_(None))))
 
 
 def _wanted(connection: Connection, free: dict[str, int]) -> dict[str, ProbeKind]:

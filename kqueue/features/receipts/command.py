@@ -15,8 +15,8 @@ from kqueue import files
 from kqueue.cli import options, sources
 from kqueue.cli.connection import asking, detail_of
 from kqueue.cli.judge import where
-from kqueue.cli.render import Columns, emit, say, table
-from kqueue.errors import InvalidRequest
+from kqueue.cli.render import STDOUT, Columns, emit, say, table
+from kqueue.errors import ConfigError, InvalidRequest
 from kqueue.text import one_line
 
 if TYPE_CHECKING:
@@ -37,14 +37,20 @@ def receipt(
     evaluation: options.Evaluation,
     *,
     with_sources: Annotated[bool, typer.Option("--sources", help="Include the sources and the log.")] = False,
-    output: Annotated[typer.FileTextWrite | None, typer.Option("--output", "-o", help="File to write.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write, or - for stdout.")] = Path(STDOUT),
 ) -> None:
     """Write a signed record of a finished evaluation, which the fleet's server signs."""
     # The server knows only whole ids, of 36 characters.
     identity = evaluation if len(evaluation) == 36 else detail_of("receipt", evaluation).evaluation_id
     with asking() as (run, server):
         content = run(server.read(f"/v1/evaluations/{identity}/receipt?sources={str(with_sources).lower()}"))
-    typer.echo(content, file=output, nl=False)
+    if str(output) == STDOUT:
+        typer.echo(content, nl=False)
+        return
+    try:
+        output.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from None
 
 
 def verify(file: _File, *, key: _Key = None, as_json: options.Json = False) -> None:

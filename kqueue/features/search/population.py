@@ -172,8 +172,7 @@ def similar(one: str, other: str, epsilon: float) -> bool:
 
 @lru_cache(maxsize=10_000)
 def _lines(source: str) -> tuple[str, ...]:
-    lines = (line.strip() for line in source.splitlines())
-    return tuple(line for line in lines if line and not line.startswith("#"))
+    return tuple(line for line in map(str.strip, source.splitlines()) if line and not line.startswith("#"))
 
 
 @lru_cache(maxsize=10_000)

@@ -17,8 +17,7 @@ from tests.web.reading import found_wrong
 
 def test_an_evaluation_is_shrunk(cli: Cli, engine: Engine, worker: UUID, judging: Callable[[Judgement], None]) -> None:
     """An id is enough to write the report and the reproduction, and no evaluation is left running."""
-    request = Request(problem=TAIL, kernel=TAIL_KERNEL, backend="torch", lane="cpu")
-    [asked] = evaluations.submit(engine, [request])
+    [asked] = evaluations.submit(engine, [Request(problem=TAIL, kernel=TAIL_KERNEL, backend="torch", lane="cpu")])
     judge(engine, worker, lambda _: found_wrong())
     judging(lambda _: found_wrong())
     done = cli("autopsy", str(asked.evaluation_id)[:13], "--out", "found", "--budget", "100")

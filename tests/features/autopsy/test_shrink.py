@@ -98,8 +98,7 @@ def test_a_tail_is_found_by_bisection_with_its_first_wrong_place(tmp_path: Path)
 def test_the_same_way_is_the_same_kind_of_difference(body: str, smallest: tuple[int, int]) -> None:
     """A shape at which the grid is empty does not count, nor does another kind. NaN can become another wrong value."""
     kernel = TAIL_KERNEL.partition("        out =")[0] + f"        n = x.shape[1]; {body}; return out\n"
-    report = dissect(judge_here, TAIL, kernel)
-    assert [after.shape for after in report.after or ()] == [smallest]
+    assert [after.shape for after in dissect(judge_here, TAIL, kernel).after or ()] == [smallest]
 
 
 def test_it_stops_after_its_evaluations_with_the_best_so_far() -> None:

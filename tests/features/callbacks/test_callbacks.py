@@ -143,8 +143,7 @@ def test_an_agent_s_session_calls_for_its_own_work_only(calling, receiver: Recei
 def test_cancelled_and_reused_verdicts_and_batches(calling, receiver: Receiver, config: Config, judge, engine) -> None:
     """Cancelled evaluations call, a reused verdict calls at once, and a batch calls once all have ended, and again."""
     with Client(config) as client:
-        cancelled = client.submit(request(1, callback_url=receiver.url("/cancelled")))
-        cancelled.cancel()
+        client.submit(request(1, callback_url=receiver.url("/cancelled"))).cancel()
         first, second = (
             client.submit(request(number, batch="b", batch_callback_url=receiver.url("/batch"))) for number in (2, 3)
         )
@@ -159,8 +158,7 @@ def test_cancelled_and_reused_verdicts_and_batches(calling, receiver: Receiver, 
         until(lambda: receiver.bodies("/batch"), what="the batch's call")
         sent = receiver.bodies("/batch")[0]["batch"]
         assert (sent["batch"], sent["total"], sent["categories"]) == ("b", 2, {"passed": 2})
-        third = client.submit(request(4, batch="b", batch_callback_url=receiver.url("/again")))
-        judge(third.evaluation_id)
+        judge(client.submit(request(4, batch="b", batch_callback_url=receiver.url("/again"))).evaluation_id)
         with engine.begin() as connection:
             connection.execute(text("UPDATE batches SET last_at = last_at - interval '1 min'"))
         until(lambda: receiver.bodies("/again"), what="the second call")

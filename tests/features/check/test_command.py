@@ -46,7 +46,12 @@ def test_a_check(cli: Cli, repository: Repository) -> None:
     [row] = found["rows"]
     assert re.match(r"wrong at n=\d+ \(right at m=4, n=32, and base is right at other sizes too\): ", row["words"])
     assert all("wrong at n=" in (repository.folder / name).read_text() for name in ("out.md", "out.xml"))
-    done = cli("check", "--base", repository.base, "--head", repository.base, *QUICK)
+    same = ("check", "--base", repository.base, "--head", repository.base, *QUICK, "--junit", "no/out.xml")
+    for options, status in (((), 3), (("--head", "HEAD"), 1)):
+        done = cli(*same, *options)
+        said = "kqueue: no/out.xml cannot be written: No such file or directory\n" in done.stderr
+        assert (done.returncode, said, "scale[m=4" in done.stdout) == (status, True, True), done.stderr
+    done = cli(*same[:-2])
     lines = done.stdout.splitlines()
     assert (done.returncode, lines[-1].rpartition(": ")[2]) == (0, "1 right"), done.stderr
     assert (lines[1].split(), [line for line in lines if line.endswith(" ")]) == (["result", "operator", "message"], [])

@@ -133,8 +133,7 @@ def test_reports_quote_foreign_text() -> None:
     }  # fmt: skip
     assert [case[0].tag for case in suite] == ["system-out", "failure", "failure", "error", "skipped"]
     assert "speed" not in table[0]
-    timed = replace(ROWS[0], speed=1.0, interval=(0.99, 1.01))
-    assert "| speed | |" in reports.markdown("b", "h", [timed, *ROWS])
+    assert "| speed | |" in reports.markdown("b", "h", [replace(ROWS[0], speed=1.0, interval=(0.99, 1.01)), *ROWS])
 
 
 @pytest.mark.parametrize(("states", "status"), [("01234", 1), ("0234", 6), ("034", 3), ("04", 0), ("", 0)])

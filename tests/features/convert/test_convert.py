@@ -149,8 +149,13 @@ def test_verdicts_take_each_form(cli: Cli, form: str) -> None:
     """Fields that a form can hold return unchanged from it. The command lists the other fields."""
     given = [verdict(one) for one in (passed(), ended(Category.WRONG_VALUES), ended(Category.WORKER_LOST))]
     left_out = form in ("hf-kernels", "kernelbot")
-    cli.write("verdicts.jsonl", "\n".join(one.model_dump_json() for one in given))
+    told = [one.model_dump_json() for one in given]
+    cli.write("verdicts.jsonl", "\n".join(told))
     done = cli("convert", "verdicts.jsonl", "--to", form)
+    cli.write("shown.jsonl", "\n".join(f'{{"id": "a", "verdict": {one}}}' for one in (*told, "null")))
+    shown = cli("convert", "shown.jsonl", "--to", form)
+    assert (shown.returncode, "1 left out: the kernel has no verdict" in shown.stderr) == (1, True), shown.stderr
+    assert shown.stdout == done.stdout
     assert (done.returncode, "into: worker_lost says nothing" in done.stderr) == (left_out, left_out), done.stderr
     assert f"has no place in {form}: attempts" in done.stderr or "backend" in done.stderr
     cli.write("results.jsonl", done.stdout)

@@ -63,8 +63,7 @@ def test_equal_kernels_seldom_get_a_winner_and_a_slower_one_is_found() -> None:
     assert sum(end.winner == "a" for end in slower) >= 90
     covered = [end.interval is not None and end.interval[0] <= 0.99 <= end.interval[1] for end in slower]
     assert sum(covered) >= 97
-    equal = [fight(normal, 1.0, within=0.01) for _ in range(100)]
-    assert sum(end.reason == "equal" for end in equal) >= 90
+    assert sum(end.reason == "equal" for end in [fight(normal, 1.0, within=0.01) for _ in range(100)]) >= 90
 
 
 @pytest.mark.parametrize("against", [0, 1])
@@ -98,8 +97,7 @@ def test_ends() -> None:
     assert end((good, trial(None, category=Category.CANCELLED))).reason == "cancelled"
     # Void rounds are repeated, within a bound: a failure of the fleet, other clocks, another device, no time.
     void = [(good, lost), (good, trial(clock="gpu_clock")), (trial(None), good)]
-    elsewhere = Trial(Category.PASSED, 1.0, ("cpu_clock", False), "another device")
-    now = end(*void, (good, elsewhere), (good, good))
+    now = end(*void, (good, Trial(Category.PASSED, 1.0, ("cpu_clock", False), "another device")), (good, good))
     assert (now.rounds, now.due, now.reason) == (1, 9, None)
     assert now.voids == {"worker_lost": 1, "other clock": 1, "no time": 1, "other device": 1}
     assert end(*[(good, lost)] * 6).reason == "void"

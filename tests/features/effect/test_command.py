@@ -63,8 +63,7 @@ def test_each_bad_input_has_its_words(cli: Cli) -> None:
     """Recipes that cannot be used, and a kernel that fails in the model only, have words that name the place."""
     names = ("prefill", "not built", "absent", "another", "outside", "too large", "bare")
     kernel = KERNEL.format("if len(x) not in (8, 128): raise ValueError('odd rows')")
-    workloads = measure(cli, kernel, recipe(*names), status=1).workloads
-    found = {one.name: str(one.ended) for one in workloads}
+    found = {one.name: str(one.ended) for one in measure(cli, kernel, recipe(*names), status=1).workloads}
     for name, words in {
         "prefill": "the model (drift): runtime_error: ValueError: odd rows (in layers.0.0 (RMSNorm), called with 2",
         "not built": "model cannot be used: reference_error: Model(*get_init_inputs()) raised AssertionError",
@@ -107,8 +106,7 @@ def test_recipes_with_transformers(cli: Cli, monkeypatch: pytest.MonkeyPatch, na
         problem = problem.replace("rms_norm(x, (64,), self.scale, 1e-6)", "layer_norm(x, (64,), *self.both, 1e-12)")
     kernel = problem.split("def get_inputs")[0].replace("class Model(", "class ModelNew(")
     fields = {"problem": problem, "kernel": kernel, "backend": "torch", "settings": {"precision": "bf16"}}
-    request = Request.model_validate(fields)
-    plan = effects.Plan.of(request, str(cli.directory / "model.py"), 1)
+    plan = effects.Plan.of(Request.model_validate(fields), str(cli.directory / "model.py"), 1)
     with LocalJudge("cpu", config=load(scratch=cli.directory / "scratch")) as judge:
         for workload in plan.workloads:
             message = judge(plan.evaluation("drift", workload)).message

@@ -128,8 +128,7 @@ def test_two_tokens_with_one_id(served: Served, token: Callable[..., str], judgi
 def test_a_request_that_is_neither(http: httpx.Client) -> None:
     """A request with the fields of neither form, or of both, is parsed as a job, and the error names missing fields."""
     for body in ({}, task_body(problem_id=1)):
-        answer = http.post("/evaluate", json=body)
-        problem = problem_of(answer, 422, "invalid_request")
+        problem = problem_of(http.post("/evaluate", json=body), 422, "invalid_request")
         assert "body.custom_cuda" in {error["field"] for error in problem["errors"]}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,6 +75,14 @@ def test_what_is_known_of_an_evaluation(cli: Cli, engine: Engine, judged: Judged
     assert right["speedup_low"] < right["speedup"] == 2.0 < right["speedup_high"]
     assert (right["device"], right["attempts"], right["slot_s"] > 0) == ("test device", 1, True)
     assert right["finished_at"] > right["submitted_at"]
+    file = "set/data/train-00000.parquet"
+    [table] = json.loads(cli("convert", file, "--to", "kernelbench").stdout).values()
+    results = [(one["compiled"], one["correctness"], one["runtime"]) for one in table]
+    assert results == [(True, False, -1.0), (True, True, right["runtime"]["mean_ms"])]
+    lines = cli("convert", file, "--to", "kernelgym").stdout.splitlines()
+    tasks = [(one["correctness"], one["kernel_runtime"], one["reference_runtime"]) for one in map(json.loads, lines)]
+    assert tasks == [(False, -1.0, -1.0), (True, 0.5, 1.0)]
+    assert '"nv/cold/time/cpu/median"' in cli("convert", file, "--to", "nvbench").stdout
 
 
 def test_the_folder_is_a_dataset(cli: Cli, judged: Judged, tmp_path: Path) -> None:
@@ -83,8 +92,7 @@ def test_the_folder_is_a_dataset(cli: Cli, judged: Judged, tmp_path: Path) -> No
     assert done.stdout == "set: 5 evaluations in 3 files\n", done.stderr
     assert [row["evaluation_id"] for row in rows(tmp_path / "set")] == [str(one) for one in ids]
     card = (tmp_path / "set" / "README.md").read_text()
-    front = yaml.safe_load(card.split("---")[1])
-    [config] = front["configs"]
+    [config] = yaml.safe_load(card.split("---")[1])["configs"]
     [split] = config["data_files"]
     files = sorted((tmp_path / "set").glob(split["path"]))
     assert [file.name for file in files] == [f"train-0000{number}.parquet" for number in range(3)]
@@ -121,7 +129,7 @@ def test_filters(cli: Cli, judged: Judged, engine: Engine, tmp_path: Path) -> No
         assert found == expected, arguments
     done = cli("export", "none", "--owner", "eve")
     assert (done.returncode, "no finished evaluation matches" in done.stderr) == (2, True)
-    assert not list((tmp_path / "none").iterdir())
+    assert not (tmp_path / "none").exists()
 
 
 def test_the_database_separates_owners(engine: Engine, judged: Judged) -> None:

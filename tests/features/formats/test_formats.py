@@ -26,8 +26,7 @@ def judged(judge: LocalJudge, problem: formats.Problem, kernel: str) -> Outcome:
 
 
 def traces(judge: LocalJudge, root: Path, outcome: Outcome) -> list[dict[str, Any]]:
-    environment = judge.machine.environment.model_dump(mode="json")
-    verdict = {**outcome.model_dump(mode="json"), "environment": environment}
+    verdict = {**outcome.model_dump(mode="json"), "environment": judge.machine.environment.model_dump(mode="json")}
     return list(traces_of(root, {"problem_label": "pick", "kernel_label": "into", **verdict}))
 
 

@@ -76,8 +76,7 @@ def test_they_come_among_the_work(engine: Engine, worker_id: UUID, work: Callabl
 def test_two_sweepers_submit_one(engine: Engine, worker_id: UUID, work: Callable[[int], list[UUID]]) -> None:
     step(engine)
     work(3)
-    steps = together(8, lambda _: step(engine))
-    assert sum(len(one.submitted) for one in steps) == 1
+    assert sum(len(one.submitted) for one in together(8, lambda _: step(engine))) == 1
     assert count(engine, "probes") == 1
 
 
@@ -164,8 +163,7 @@ def test_a_lost_worker_shows_nothing(engine: Engine, worker_id: UUID, judge: Cal
             )
             judge(identity, outcome)
             assert [one.finding for one in step(engine, share=0).settled] == [Finding.VOID]
-    cancelled = probes.submit(engine, "cpu", ProbeKind.HONEST)
-    evaluations.cancel(engine, cancelled)
+    evaluations.cancel(engine, probes.submit(engine, "cpu", ProbeKind.HONEST))
     assert [one.finding for one in step(engine, share=0).settled] == [Finding.VOID]
     assert probes.pauses(engine) == []
     known = probes.Record.read(engine, live_s=LIVE_S)
@@ -217,15 +215,13 @@ def test_no_report_counts_them(engine: Engine, judge: Callable[..., None], worke
 
 
 def test_what_was_removed_shows_nothing(engine: Engine, worker_id: UUID) -> None:
-    identity = probes.submit(engine, "cpu", ProbeKind.HONEST)
-    change(engine, "DELETE FROM evaluations WHERE id = :id", id=identity)
+    change(engine, "DELETE FROM evaluations WHERE id = :id", id=probes.submit(engine, "cpu", ProbeKind.HONEST))
     assert [one.finding for one in step(engine).settled] == [Finding.VOID]
 
 
 def test_the_record_tells_what_clocks_were_off_by(engine: Engine, judge: Callable[..., None], worker_id: UUID) -> None:
     """The record has the median and the worst deviation, and the workers without a probe."""
-    other = uuid4()
-    workers.register(engine, id=other, name="cpu-1@here", host="here", pid=2, lanes=["cpu"], device="cpu")
+    workers.register(engine, id=uuid4(), name="cpu-1@here", host="here", pid=2, lanes=["cpu"], device="cpu")
     for shortest in (30.0, 31.0, 33.0):
         identity = probes.submit(engine, "cpu", ProbeKind.KNOWN_DURATION)
         change(engine, "UPDATE probes SET duration_ms = 30 WHERE evaluation_id = :id", id=identity)

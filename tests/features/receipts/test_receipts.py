@@ -264,10 +264,8 @@ def test_labels_and_purpose_are_statements() -> None:
 
 def test_unknown_parts() -> None:
     """A receipt cannot show the statements for which it has no content, and other versions' evidence is ignored."""
-    without = forged(lambda one: one.update(problem=None, kernel=None))
-    assert results(without)["sources"] is None
-    older = forged(of_runtime(samples_ms=None))
-    assert results(older)["times"] is None
+    assert results(forged(lambda one: one.update(problem=None, kernel=None)))["sources"] is None
+    assert results(forged(of_runtime(samples_ms=None)))["times"] is None
     newer = forged(lambda one: one["verdict"]["evidence"].update(weather="rain"))
     assert set(results(newer, (receipts.public_key(MINE),)).values()) == {True}
     emptied = forged(lambda one: one["verdict"]["evidence"].update(emptied_at="2026-01-01T00:00:00Z"))
@@ -293,8 +291,7 @@ def test_any_depth_is_answered(place: str, depth: int) -> None:
         inner = document["verdict"] if place in ("facts", "evidence") else document
         inner[place] = {"a": nested(depth)} if place != "owner" else nested(depth)
 
-    found = results(forged(change), (KEY,))
-    assert False in found.values()
+    assert False in results(forged(change), (KEY,)).values()
 
 
 @pytest.mark.parametrize(

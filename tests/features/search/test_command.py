@@ -37,8 +37,7 @@ def number(label: str) -> int:
 
 def timed(runtime_ms: float) -> Outcome:
     """Return a right kernel's outcome with this time in ms. The reference takes 8 ms."""
-    times = {"runtime": measurement(runtime_ms), "baseline": measurement(8.0)}
-    return ended(Category.PASSED, **times)
+    return ended(Category.PASSED, runtime=measurement(runtime_ms), baseline=measurement(8.0))
 
 
 def as_told(*runtimes_ms: float) -> Judgement:
@@ -305,8 +304,7 @@ def test_the_fleet_s_failures_are_no_bad_kernels(cli: Cli, judging: Judging) -> 
         return timed(8.0 / (1 + number(label)))
 
     judging(judgement)
-    settings = ("--set", "max_attempts=1")
-    failed = cli(*SEARCH, *recorded(cli, 2), *settings, "--run-name", "a")
+    failed = cli(*SEARCH, *recorded(cli, 2), "--set", "max_attempts=1", "--run-name", "a")
     assert (failed.returncode, "worker_lost" in failed.stderr) == (3, True)
     result = resume(cli, *recorded(cli, 2))
     assert (result["unknown"], result["best"][0]["number"]) == (1, 2)
@@ -373,8 +371,7 @@ def test_searches_are_listed_compared_and_shown(cli: Cli, judging: Judging) -> N
     both = cli("search", "compare", "a", listed[0]["id"], "--out", "both")
     assert all(words in both.stdout for words in ("inverse_runtime 250", "inverse_runtime 500")), both.stderr
     assert Path(cli.directory, "both", "curve.png").read_bytes() == b"png"
-    table = cli("search", "show", "a", "--out", "again")
-    assert "inverse_runtime 250" in table.stdout
+    assert "inverse_runtime 250" in cli("search", "show", "a", "--out", "again").stdout
     assert Path(cli.directory, "again", "best.py").exists()
     one = cli("search", "show", "a", "--proposal", "1")
     assert all(words in one.stdout for words in ("--- prompt ---", "class ModelNew: number = 1"))

@@ -28,8 +28,7 @@ def test_a_command_reads_json_and_writes_a_kernel() -> None:
     assert Command(python(code), answer_s=60).propose(QUESTION) == "k {'speedup': 1.0} None 10\n"
 
     # A command need not read even a long question.
-    long = replace(QUESTION, problem="p" * 1_000_000)
-    assert Command(python("print('mine')"), answer_s=60).propose(long) == "mine\n"
+    assert Command(python("print('mine')"), answer_s=60).propose(replace(QUESTION, problem="p" * 1_000_000)) == "mine\n"
 
 
 def test_a_command_without_an_answer() -> None:

@@ -60,8 +60,7 @@ def test_a_tournament_on_a_fleet(cli: Cli, judging: Callable[[Judgement], None],
     )
     assert Path(cli.directory, "tournament-a", "best-2.py").read_text() == "class ModelNew: number = 2\n"
     evaluations = count(engine, "evaluations")
-    again = cli("search", "resume", "a", "--out", "again")
-    assert "2.00x (2.00x to 2.00x)" in again.stdout
+    assert "2.00x (2.00x to 2.00x)" in cli("search", "resume", "a", "--out", "again").stdout
     assert count(engine, "evaluations") == evaluations
     assert re.search(r"a +done .* tournament +files", cli("search", "list").stdout)
     assert "6 of 6 kernels were judged" in cli("search", "show", "a").stdout
@@ -84,8 +83,7 @@ def test_a_tournament_on_this_machine_goes_on_where_it_ended(tmp_path: Path) -> 
             yield judged(asked[-1])
 
     def play(*, only_quote: bool = False) -> int:
-        journal = command._Journal(tmp_path, plan)
-        return len(command._play(plan, judge, journal, only_quote=only_quote))
+        return len(command._play(plan, judge, command._Journal(tmp_path, plan), only_quote=only_quote))
 
     assert play(only_quote=True) == len(asked) < 7
     with pytest.raises(KeyboardInterrupt):

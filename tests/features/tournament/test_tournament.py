@@ -57,8 +57,7 @@ def test_a_small_budget_judges_some() -> None:
     assert quote is not None
     assert 0.05 < sum(one.device_s for one in results) <= 30.0
     assert quote.coarse_s == pytest.approx(0.01)
-    small = Tournament(400, 100, 1.0)
-    few = small.quote(results[:1])
+    few = Tournament(400, 100, 1.0).quote(results[:1])
     assert few is not None
     assert few.kernels < 100
     assert few.least_s < 1.0

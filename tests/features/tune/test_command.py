@@ -95,8 +95,7 @@ def test_the_fastest_values_win(cli: Cli, judging: Judging, by_block: Callable[.
     assert [(len(some), {one["calls"] for one in some}) for some in steps] == [(8, {11}), (2, {33}), (6, {100})]
     assert [told[0]["given"], told[0]["values"]] == [True, {"BLOCK": "4", "WARPS": "1"}]
     assert all(one["values"]["BLOCK"] != "16" for one in (*steps[1], *steps[2]))
-    again = cli("search", "show", "a", "--out", "again")
-    assert "winner: BLOCK=32" in again.stdout
+    assert "winner: BLOCK=32" in cli("search", "show", "a", "--out", "again").stdout
     assert (cli.directory / "again" / "best.py").read_text() == best
     wrong = next(n for n, one in enumerate(told) if one["values"]["BLOCK"] == "16")
     assert "11 calls: wrong_values" in cli("search", "show", "a", "--proposal", str(wrong)).stdout
@@ -128,8 +127,7 @@ def test_a_fleet_that_failed_is_asked_again(
     """Without a verdict on the original the status is 3, and `resume` judges it again."""
     times: dict[str, float | None] = {"b4": None, "b8": 1.0}
     judging(lambda label: by_block(**times)(label))
-    failed = tune(cli, "BLOCK=8", status=3)
-    assert "Resume it with: kqueue search resume a" in failed.stderr
+    assert "Resume it with: kqueue search resume a" in tune(cli, "BLOCK=8", status=3).stderr
     assert searches.find(engine, "a").state == SearchState.STOPPED
     times["b4"] = 8.0
     assert resume(cli)["winner"]["gain"] == 8.0
@@ -158,8 +156,7 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on(
     judged = known(engine, "category = 'passed'")
     assert cli("search", "resume", "a", "--out", "found").returncode == 0
     assert known(engine, "category = 'passed'") == judged
-    listed = cli("search", "list")
-    assert re.search(r"a +done .* tune +Optuna", listed.stdout)
+    assert re.search(r"a +done .* tune +Optuna", cli("search", "list").stdout)
 
 
 @pytest.mark.nightly
