@@ -300,8 +300,7 @@ class Search(Runner[Plan]):
     proposer: Proposer
 
     def _settled(self, steps: Iterable[Step] | None = None) -> list[Proposal]:
-        every = searches.steps(self.engine, self.run.id) if steps is None else steps
-        return settled(self.proposals.values(), every)
+        return settled(self.proposals.values(), searches.steps(self.engine, self.run.id) if steps is None else steps)
 
     def _finalists(self, steps: Mapping[int, Step]) -> tuple[Proposal, Proposal] | None:
         best = next(iter(best_of(self._settled(steps.values()))), None)
