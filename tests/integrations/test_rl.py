@@ -38,6 +38,10 @@ def test_rewards_of_a_batch(config: Config, caplog: pytest.LogCaptureFixture) ->
     # A lane without workers yields no information on the kernels.
     assert rewards(REFERENCE, [RIGHT, "", WRONG], lane="gpu.l40s") == [None, 0.0, None]
     assert rewards(REFERENCE, [WRONG, RIGHT], score="speedup") == [0.0, 2.0]
+    caplog.clear()
+    assert rewards(REFERENCE, [WRONG, RIGHT], score="speedup", purpose="check") == [0.0, None]
+    assert "1 of 2 rewards are masked because these kernels have a verdict without a score" in caplog.text
+    assert "have no verdict" not in caplog.text
 
 
 def test_too_late_is_a_mask(config: Config) -> None:
