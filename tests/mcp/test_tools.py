@@ -106,8 +106,7 @@ async def test_a_kernel_is_examined(client: Client, judge, queued, engine: Engin
     counted = KernelProfile(name="k", launches=1, duration_ms=0.5)
     given = asked(lane="gpu") | {"problem": "SIZE = 4096\nclass Model: ..."}
     identity = told(await client.call_tool("judge", given))["evaluation_id"]
-    early = await client.call_tool("sanitize", {"evaluation_id": identity})
-    assert "has no verdict yet" in refusal(early)
+    assert "has no verdict yet" in refusal(await client.call_tool("sanitize", {"evaluation_id": identity}))
     await asyncio.to_thread(judge, identity, passed())
     results: list[Any] = []
 

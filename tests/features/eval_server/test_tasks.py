@@ -128,8 +128,7 @@ def test_two_tokens_with_one_id(served: Served, token: Callable[..., str], judgi
 def test_a_request_that_is_neither(http: httpx.Client) -> None:
     """A request with the fields of neither form, or of both, is parsed as a job, and the error names missing fields."""
     for body in ({}, task_body(problem_id=1)):
-        answer = http.post("/evaluate", json=body)
-        problem = problem_of(answer, 422, "invalid_request")
+        problem = problem_of(http.post("/evaluate", json=body), 422, "invalid_request")
         assert "body.custom_cuda" in {error["field"] for error in problem["errors"]}
 
 
@@ -217,5 +216,4 @@ def test_what_coverage_is_rewarded_by(http: httpx.Client, judge: Callable[..., N
     judge(rows(engine)[0].id, passed(evidence=Evidence(provenance=Provenance(**known))))
     metadata = http.get(f"/results/{task_body()['task_id']}").raise_for_status().json()["metadata"]
     assert (metadata["num_custom_kernels"], metadata["num_total_kernels"]) == (1, 2)
-    times = [metadata[f"{of}_time_in_profiling_us"] for of in ("custom_kernel_cuda", "total_kernel_run")]
-    assert times == [375, 500]
+    assert [metadata[f"{of}_time_in_profiling_us"] for of in ("custom_kernel_cuda", "total_kernel_run")] == [375, 500]
