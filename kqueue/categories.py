@@ -141,7 +141,7 @@ _MEANINGS: Final[dict[tuple[Blame, bool | None, bool | None], dict[Category, str
     },
     (Blame.CANDIDATE, True, False): {
         Category.INIT_ERROR: "`ModelNew(*get_init_inputs())` raised an exception.",
-        Category.RUNTIME_ERROR: "`forward` or its backward raised an exception.",
+        Category.RUNTIME_ERROR: "`forward` or backward raised an exception.",
         Category.ILLEGAL_MEMORY_ACCESS: "A kernel read or wrote an address that it does not own (CUDA error 700).",
         Category.CUDA_ERROR: "Another CUDA error, named in the facts (a misaligned address is 716).",
         Category.LAUNCH_RESOURCES_EXCEEDED: (

@@ -43,6 +43,7 @@ _log = logging.getLogger(__name__)
 
 #: Score of an answer that is not a kernel, equal to the score of a failed kernel.
 FAILED = 0.0
+_UNSCORED = "have a verdict without a score. If they passed but were not timed, use score='correctness'"
 
 
 async def reward(
@@ -72,8 +73,8 @@ async def reward(
 
     Returns:
         A number for each answer, or None if its kernel's quality is unknown: the fleet or the problem failed, no
-        worker serves the lane, or the evaluation was cancelled, expired, late or needs a GPU. Mask these. They are not
-        bad kernels.
+        worker serves the lane, the evaluation was cancelled, expired, late or needs a GPU, or the kernel passed but was
+        not timed and the score needs a time. Mask these. They are not bad kernels.
     """
     of = scorer(score)
     each = [problems] * len(completions) if isinstance(problems, str) else list(problems)
@@ -87,20 +88,21 @@ async def reward(
         _log.info("answer %d: taken: %s", index, taken)
         keyed = {"idempotency_key": f"{run}/{index}"} if run else {}
         entries.append(request_for(problem, taken.kernel, **arguments, **keyed))
-    requests = [entry for entry in entries if isinstance(entry, Request)]
     async with connect_async() if client is None else contextlib.nullcontext(client) as used:
-        verdicts = iter(await _judge(used, requests, timeout))
+        verdicts = iter(await _judge(used, [entry for entry in entries if isinstance(entry, Request)], timeout))
     results = [next(verdicts) if isinstance(entry, Request) else entry for entry in entries]
     rewards = [FAILED if isinstance(one, InvalidRequest) else None if one is None else of(one) for one in results]
-    if masked := sum(number is None for number in rewards):
-        _log.warning("%d of %d rewards are masked because these kernels have no verdict", masked, len(rewards))
+    masked = [one for one, number in zip(results, rewards, strict=True) if number is None]
+    unscored = sum(isinstance(one, Verdict) and one.judged for one in masked)
+    for count, why in (len(masked) - unscored, "have no verdict"), (unscored, _UNSCORED):
+        if count:
+            _log.warning("%d of %d rewards are masked because these kernels %s", count, len(rewards), why)
     return rewards
 
 
 async def _judge(client: AsyncClient, requests: Sequence[Request], timeout: float | None) -> list[Verdict | None]:
     verdicts = dict[UUID, Verdict]()
-    results = await client.submit_each(requests)
-    for result in results:
+    for result in (results := await client.submit_each(requests)):
         if isinstance(result, InvalidRequest) and not isinstance(result, LaneUnavailable):
             raise result
     tickets = {result.evaluation_id: result for result in results if not isinstance(result, InvalidRequest)}
@@ -199,8 +201,7 @@ class KernelEnv(_Env):
         if not isinstance(chosen, int) or not 0 <= chosen < len(self._problems):
             raise InvalidRequest(f"problem: must be a number from 0 to {len(self._problems) - 1}, not {chosen!r}")
         self._problem, self._turn, self._best = chosen, 0, None
-        problem = self._problems[chosen]
-        return instruction(problem, self._arguments.get("backend", "cuda")), self._info(None, None, None)
+        return instruction(self._problems[chosen], self._arguments.get("backend", "cuda")), self._info(None, None, None)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Judge an answer, and return feedback, reward, terminated, truncated and ``info``.

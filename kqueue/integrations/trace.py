@@ -110,8 +110,7 @@ class KernelGuide(_Guide):
             reference = reference.get("ref_arch_src")
         if not isinstance(reference, str):
             raise InvalidRequest("info: give the reference's source, or a mapping that has it as ref_arch_src")
-        answer = str(response or "")
-        score, _, feedback, _ = judge(self._verdict, reference, answer, self._known, **self._arguments)
+        score, _, feedback, _ = judge(self._verdict, reference, str(response or ""), self._known, **self._arguments)
         if self._verbose:
             sys.stderr.write(f"score {score:g}\n{feedback}\n")
         return score, feedback

@@ -71,13 +71,11 @@ class Caller(Operations):
 
     async def ask(self, method: str, path: str, *, headers: Mapping[str, str] = {}, **parts: Any) -> dict[str, Any]:
         """Return the fleet's answer, a JSON object. :meth:`kqueue.client.server.Server.ask` has the errors."""
-        server = await self._connection.server()
-        return await server.ask(method, path, headers={**headers, **self._headers}, **parts)
+        return await (await self._connection.server()).ask(method, path, headers={**headers, **self._headers}, **parts)
 
     async def read(self, path: str) -> str:
         """Return the text at a path. :meth:`kqueue.client.server.Server.read` has the errors."""
-        server = await self._connection.server()
-        return await server.read(path, headers=self._headers)
+        return await (await self._connection.server()).read(path, headers=self._headers)
 
 
 class Connection:

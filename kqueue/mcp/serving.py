@@ -55,11 +55,11 @@ def make_server(connection: Connection) -> MCPServer[Connection]:
         title="kqueue: a judge of GPU kernels",
         instructions=INSTRUCTIONS.format(advice="".join(registry.each_of("advice"))),
         version=version("kqueue"),
+        tools=tools.every(),
         lifespan=lifespan,
         # No resource changes, so subscriptions are useless.
         subscriptions=False,
     )
-    tools.register(server)
     files.register(server)
     return server
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 from uuid import UUID
 
-from mcp.server import MCPServer
+from mcp.server.mcpserver.tools import Tool
 from mcp_types import CallToolResult, ToolAnnotations
 from pydantic import BaseModel, Field
 
@@ -20,7 +20,7 @@ from kqueue.errors import InvalidRequest
 from kqueue.evidence import NEEDS, Facts
 from kqueue.figures import brief
 from kqueue.mcp import evaluations, files, rendering
-from kqueue.mcp.connection import Call, Caller, Connection, caller_of
+from kqueue.mcp.connection import Call, Caller, caller_of
 from kqueue.mcp.schemas import (
     MOST,
     EvaluationId,
@@ -59,7 +59,7 @@ class OneKernel(Submission):
     timeout_s: Timeout = 45.0
 
 
-class Variant(BaseModel):
+class Variant(BaseModel, extra="forbid"):
     """One kernel of several."""
 
     kernel: KernelSource
@@ -88,8 +88,7 @@ async def judge(call: Call, arguments: OneKernel) -> Annotated[CallToolResult, R
     """
     caller = caller_of(call)
     own = {name: getattr(arguments, name) for name in ("kernel", "backend", "kernel_label", "priority")}
-    own["batch"] = caller.batch
-    request = parse_request(arguments.shared() | given(**own, reuse=not arguments.fresh))
+    request = parse_request(arguments.shared() | given(**own, batch=caller.batch, reuse=not arguments.fresh))
     [accepted] = await caller.submit([request])
     return await _report(call, caller, accepted.evaluation_id, arguments.timeout_s, request.kernel)
 
@@ -133,8 +132,7 @@ async def wait(
     done = await evaluations.verdicts(call, caller, ids, timeout_s)
     late = [identity for identity in ids if identity not in done]
     why = (await evaluations.standing(caller, late[0]))[1] if late else ""
-    listed: list[Judged] = []
-    lines: list[str] = []
+    listed, lines = list[Judged](), list[str]()
     for identity in ids:
         if verdict := done.get(identity):
             listed.append(Judged.of(verdict))
@@ -212,9 +210,7 @@ async def explain(
     if category is None:
         return "\n".join(f"{row.category} (to blame: {row.blame}): {row.meaning}" for row in CATEGORIES.values())
     needs = NEEDS[category]
-    facts = "".join(
-        f"\n- {name}: {Facts.model_fields[name].description or ''}" for name in (*needs.facts, *needs.one_of)
-    )
+    facts = "".join(f"\n- {one}: {Facts.model_fields[one].description or ''}" for one in (*needs.facts, *needs.one_of))
     return f"{category}: {category.info.meaning}\nTo blame: {category.blame}. {rendering.next_step(category.blame)}" + (
         f"\nFacts in its verdict.json:{facts}" if facts else ""
     )
@@ -312,10 +308,16 @@ _TOOLS: Final[Mapping[Callable[..., Any], ToolAnnotations]] = {
 }  # fmt: skip
 
 
-def register(server: MCPServer[Connection]) -> None:
-    """Add the tools to ``server``."""
-    for tool, hints in {**_TOOLS, **dict.fromkeys(registry.attached("tool"), _SUBMITS)}.items():
-        server.add_tool(tool, annotations=hints)
+def every() -> list[Tool]:
+    """Return the tools, which refuse unknown arguments. The SDK would ignore these."""
+    hinted = {**_TOOLS, **dict.fromkeys(registry.attached("tool"), _SUBMITS)}
+    made = [Tool.from_function(tool, annotations=hints) for tool, hints in hinted.items()]
+    for tool in made:
+        model = tool.fn_metadata.arg_model
+        model.model_config["extra"] = "forbid"
+        model.model_rebuild(force=True)
+        tool.parameters = model.model_json_schema()
+    return made
 
 
 async def _report(

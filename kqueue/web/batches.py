@@ -54,8 +54,7 @@ async def days(
     form: FormatQuery = Format.HTML,
 ) -> Response:
     """Show the verdicts of each day, of all evaluations or of the batches whose names begin with ``batch``."""
-    begin = figures.since(since or _SINCE, "since")
-    rows = await gateway.read(reports.days, since=begin, batch=batch or "")
+    rows = await gateway.read(reports.days, since=figures.since(since or _SINCE, "since"), batch=batch or "")
     if form is not Format.HTML:
         return await as_file(form, "days", Day, one_page(rows))
     asked = given_filters(since=since, batch=batch)

@@ -67,8 +67,7 @@ async def times_picture(
 @router.get("/compare/{first}/{second}")
 async def compare(request: Request, _: Viewer, gateway: CurrentGateway, first: _Which, second: _Which) -> Response:
     """Show two kernels, given by evaluations or by hashes. A hash stands for its best or last evaluation."""
-    fields = await gateway.read(_read, first, second)
-    return page(request, "compare.html", can_draw=can_draw(), **fields)
+    return page(request, "compare.html", can_draw=can_draw(), **await gateway.read(_read, first, second))
 
 
 def _read(engine: Engine, first: str, second: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from kqueue.store import reports
 from kqueue.store.engine import together
 from kqueue.store.reports import Listed, batches
 from kqueue.web import present
+from kqueue.web.export import Format, FormatQuery, as_file
 from kqueue.web.live import live
 from kqueue.web.parameters import CurrentGateway
 from kqueue.web.route import Viewer, page, pages
@@ -42,18 +43,23 @@ class _Wanted:
 
 
 @router.get("/evaluations")
-async def evaluations(request: Request, _: Viewer, gateway: CurrentGateway) -> Response:
-    """Show running evaluations, then the latest verdicts, or the evaluations in one state by submission."""
-    asked = _asked(request)
-    fields = await gateway.read(_read, _wanted(request, asked))
+async def evaluations(
+    request: Request, viewer: Viewer, gateway: CurrentGateway, form: FormatQuery = Format.HTML
+) -> Response:
+    """Show running evaluations, then the latest verdicts. In one state, and in a file, all are by submission."""
+    wanted = _wanted(request, asked := _asked(request))
+    if form is not Format.HTML:
+        filters = await gateway.read(_filters, wanted)
+        rows = gateway.pages(viewer, reports.listing, since=wanted.since, **filters)
+        return await as_file(form, "evaluations", Listed, rows)
+    fields = await gateway.read(_read, wanted)
     return page(request, "evaluations.html", asked=asked, choices=_choices(), texts=_TEXTS, **fields)
 
 
 @router.get("/live/evaluations")
 async def evaluations_live(request: Request, viewer: Viewer, gateway: CurrentGateway) -> Response:
     """Send the first page of a list after each change."""
-    asked = _asked(request)
-    wanted = _wanted(request, asked)
+    wanted = _wanted(request, asked := _asked(request))
 
     async def render() -> str:
         return present.render("evaluations_live.html", asked=asked, **await gateway.read(_read, wanted))
@@ -66,29 +72,25 @@ def _asked(request: Request) -> dict[str, str]:
     return {name: value for name, value in given.items() if value}
 
 
+def _filters(engine: Engine, wanted: _Wanted) -> Filters:
+    batch = wanted.filters.get("batch")
+    return {**wanted.filters, "batch": batches.names(engine, str(batch)) if batch else None}
+
+
 def _read(engine: Engine, wanted: _Wanted) -> dict[str, Any]:
     """Return the fields of the list's template.
 
     Without a state the verdicts are listed by their time, so that a long queue does not hide them.
     """
     with together(engine):
-        since, after = wanted.since, wanted.after
-        batch = wanted.filters.get("batch")
-        filters: Filters = {**wanted.filters, "batch": batches.names(engine, str(batch)) if batch else None}
+        since, after, filters = wanted.since, wanted.after, _filters(engine, wanted)
         state = filters.get("state")
-        running: Sequence[Listed] = []
-        if state in (None, EvaluationState.DONE):
-            listed = reports.results(engine, since=since, after=after, limit=_PAGE + 1, **filters)
-            rows, more = cursors.page(
-                listed, _PAGE, lambda one: (one.finished_at or one.submitted_at, one.evaluation_id)
-            )
-            if state is None and after is None:
-                running = reports.listing(
-                    engine, since=since, limit=_PAGE, **filters | {"state": EvaluationState.RUNNING}
-                )
-        else:
-            listed = reports.listing(engine, since=since, after=after, limit=_PAGE + 1, **filters)
-            rows, more = cursors.page(listed, _PAGE, lambda one: (one.submitted_at, one.evaluation_id))
+        report = reports.results if state in (None, EvaluationState.DONE) else reports.listing
+        listed = report(engine, since=since, after=after, limit=_PAGE + 1, **filters)
+        rows, more = cursors.page(listed, _PAGE, lambda one: (one.finished_at or one.submitted_at, one.evaluation_id))
+        running = list[Listed]()
+        if state is None and after is None:
+            running = reports.listing(engine, since=since, limit=_PAGE, **filters | {"state": EvaluationState.RUNNING})
         queued = reports.queued(engine, **filters) if state is None else 0
         return {"rows": [*running, *rows], "queued": queued, "is_first": after is None, "more": more}
 

@@ -97,8 +97,7 @@ async def _leave(request: Request) -> None:
 async def deny(request: Request, refused: str, to: str) -> Response:
     """Return the form with the reason why the login was refused."""
     gateway: Gateway = request.app.state.gateway
-    subject = f"from {_client(request)}: {refused}"
-    await gateway.note(None, "login denied", subject, every_s=_SAME_REFUSAL_S)
+    await gateway.note(None, "login denied", f"from {_client(request)}: {refused}", every_s=_SAME_REFUSAL_S)
     return page(request, "login.html", status=403, to=local(to), refused=refused)
 
 

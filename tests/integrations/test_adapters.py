@@ -218,8 +218,7 @@ def test_gepa_finds_the_right_kernel(config: Config) -> None:
         return f"```\n{RIGHT}```"
 
     config_ = GEPAConfig(engine=EngineConfig(max_metric_calls=4), reflection=ReflectionConfig(reflection_lm=model))
-    found = door("gepa", "gepa", START=WRONG, CONFIG=config_)["found"]
-    assert found.best_candidate.strip() == RIGHT.strip()
+    assert door("gepa", "gepa", START=WRONG, CONFIG=config_)["found"].best_candidate.strip() == RIGHT.strip()
     assert "WRONG_VALUES" in asked[0].upper()
 
 

@@ -38,6 +38,10 @@ def test_rewards_of_a_batch(config: Config, caplog: pytest.LogCaptureFixture) ->
     # A lane without workers yields no information on the kernels.
     assert rewards(REFERENCE, [RIGHT, "", WRONG], lane="gpu.l40s") == [None, 0.0, None]
     assert rewards(REFERENCE, [WRONG, RIGHT], score="speedup") == [0.0, 2.0]
+    caplog.clear()
+    assert rewards(REFERENCE, [WRONG, RIGHT], score="speedup", purpose="check") == [0.0, None]
+    assert "1 of 2 rewards are masked because these kernels have a verdict without a score" in caplog.text
+    assert "have no verdict" not in caplog.text
 
 
 def test_too_late_is_a_mask(config: Config) -> None:
@@ -58,8 +62,7 @@ def test_too_late_is_a_mask(config: Config) -> None:
 def test_a_batch_again(kq: Client) -> None:
     """The same answers under a run's name get the same verdicts, and other answers are refused."""
     assert rewards(REFERENCE, [RIGHT, WRONG], run="step-7") == [1.0, 0.0]
-    first = kq.submit(again(RIGHT, "step-7/0"))
-    assert not first.created
+    assert not kq.submit(again(RIGHT, "step-7/0")).created
     assert rewards(REFERENCE, [RIGHT, WRONG], run="step-7") == [1.0, 0.0]
     with pytest.raises(InvalidRequest, match="step-7/0"):
         rewards(REFERENCE, [WRONG, WRONG], run="step-7")
@@ -126,8 +129,7 @@ def test_problems_are_chosen_by_the_seed(config: Config) -> None:
     problems = [f"{REFERENCE}\n# {number}\n" for number in range(20)]
     env = KernelEnv(problems, **SETTINGS)
     first = [env.reset(seed=5)[1]["problem"], *(env.reset()[1]["problem"] for _ in range(5))]
-    second = [env.reset(seed=5)[1]["problem"], *(env.reset()[1]["problem"] for _ in range(5))]
-    assert first == second
+    assert first == [env.reset(seed=5)[1]["problem"], *(env.reset()[1]["problem"] for _ in range(5))]
     assert len(set(first)) > 1
     assert env.reset(options={"problem": 13})[1]["problem"] == 13
     for wrong in (20, -1, "3"):

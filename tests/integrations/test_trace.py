@@ -134,6 +134,5 @@ def test_the_agent_is_traces() -> None:
     assert answer.data == parameter.data
     answer.backward(feedback="make it faster")
     assert parameter.feedback
-    again = pickle.loads(pickle.dumps(agent))
-    assert again.parameters()[0].data == parameter.data
+    assert pickle.loads(pickle.dumps(agent)).parameters()[0].data == parameter.data
     assert issubclass(KernelAgent, trace._Module)

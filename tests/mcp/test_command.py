@@ -26,8 +26,7 @@ def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     """It exits with 3 and one line. An HTTP option without `--http` is refused first."""
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mcp" else find(name))
-    line = "serving tools to agents needs the MCP SDK: `pip install 'kqueue[mcp]'`"
-    assert command(load(), "mcp") == (3, "", line)
+    assert command(load(), "mcp") == (3, "", "serving tools to agents needs the MCP SDK: `pip install 'kqueue[mcp]'`")
     status, _, said = command(load(), "mcp", "--allow-host", "fleet.example")
     assert (status, "--allow-host: only for --http" in said) == (2, True)
 

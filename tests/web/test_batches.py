@@ -73,8 +73,7 @@ def test_a_batch_with_a_hostile_name(served: Served, browser: httpx.Client, judg
     """Its page, charts and links work, and its name is escaped."""
     name = f"a/b?c#d%2F..&{HOSTILE}"
     judged(served, judge, took(0.5), batch=name)
-    page = shown(browser, f"/batches/{quote(name, safe='')}")
-    assert drawn(browser, page) == 1
+    assert drawn(browser, shown(browser, f"/batches/{quote(name, safe='')}")) == 1
 
 
 def test_a_batch_in_which_nothing_has_ended(served: Served, browser: httpx.Client) -> None:

@@ -256,8 +256,7 @@ def test_a_kernel_is_examined(served: Served, browser: httpx.Client, judge, engi
     assert "calls of the kernel" in before
     assert drawn.split("</svg>")[0].count('<rect class="box"') == 3
     assert browser.post(f"/evaluations/{identity}/sanitize", headers=OWN_FORM).status_code == 422
-    picture = browser.get(f"/evaluations/{identity}/roofline.svg")
-    assert picture.headers["content-type"].startswith("image/svg+xml")
+    assert browser.get(f"/evaluations/{identity}/roofline.svg").headers["content-type"].startswith("image/svg+xml")
     lasting_worker(engine, "gpu", "GPU-0")
     on_gpu = put(served, lane="gpu")
     judge(on_gpu, passed())

@@ -78,11 +78,11 @@ def test_every_list_with_its_filters(engine: Engine, served: Served, browser: ht
     expected = {"/batches?": 2, "/batches?name=b&": 1, "/batches/b?": 1, "/problems?": 2, "/search?q=wanted&": 1}
     expected |= {f"/problems/{problem_hash}?": 1, f"/problems/{problem_hash}?backend=cuda&": 0}
     expected |= {"/runs?": 2, "/runs?name=alp&": 1, f"/runs/{run.id}?": 4}
+    expected |= {"/evaluations?": 2, "/evaluations?batch=b&": 1}
     for address, number in expected.items():
         table = read(browser.get(f"{address}format=parquet"))
         reader = csv.DictReader(io.StringIO(browser.get(f"{address}format=csv").text))
-        rows = list(reader)
-        assert (address, table.num_rows, len(rows)) == (address, number, number)
+        assert (address, table.num_rows, len(list(reader))) == (address, number, number)
         assert table.column_names == reader.fieldnames, address
         if number:
             link = f"{address}format=parquet".replace("&", "&amp;")

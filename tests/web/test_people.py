@@ -135,8 +135,7 @@ def begin(client: httpx.Client, to: str = "/") -> str:
 
 def agree(address: str, name: str) -> str:
     """Log in at the provider, and return the path with which it returns the browser."""
-    answer = httpx.post(address, data={"sub": name})
-    back = urlsplit(answer.headers["location"])
+    back = urlsplit(httpx.post(address, data={"sub": name}).headers["location"])
     assert (back.netloc, back.path) == ("kqueue.example", "/login/callback")
     return f"{back.path}?{back.query}"
 
@@ -166,8 +165,7 @@ def test_a_person_logs_in_behind_a_proxy(team: Served, provider: Provider, engin
     # httpx sends no Secure cookies over HTTP, so the rest goes without the proxy's header.
     with stranger(team) as client:
         address = begin(client, "/evaluations?state=queued")
-        answer = client.get(agree(address, "ann"))
-        assert 'href="/evaluations?state=queued"' in answer.text
+        assert 'href="/evaluations?state=queued"' in client.get(agree(address, "ann")).text
         verifier = provider.asked[-1]["code_verifier"]
         assert create_s256_code_challenge(verifier) in address
         assert "ann@example.com" in client.get("/evaluations").text
@@ -257,8 +255,7 @@ def test_forged_logins(team: Served, provider: Provider, engine: Engine) -> None
         forged = [stolen, "/login/callback", "/login/callback?code=x", re.sub("state=[^&]*", "state=x", stolen)]
         forged += [re.sub("code=[^&]*", "error=access_denied", stolen)]
         for path in forged:
-            answer = victim.get(path)
-            assert answer.status_code == 403, path
+            assert victim.get(path).status_code == 403, path
         assert provider.asked == []
         back = agree(begin(victim), "ann")
         assert victim.get(f"{back}&iss=https://evil.example").status_code == 403

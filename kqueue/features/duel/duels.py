@@ -229,14 +229,14 @@ class Match:
     def requests(self, start: int, number: int) -> list[Request]:
         """Return the requests of ``number`` rounds from round ``start`` on, two for each round, in random order.
 
-        Their idempotency keys make a repeated submission harmless.
+        Their idempotency keys make a repeated submission harmless. They omit the options, so a duel's key has one duel.
         """
         return [
             (self.a, self.b)[side].model_copy(
                 update={
                     "batch": BATCH + self.id,
                     "reuse": False,
-                    "idempotency_key": f"{BATCH}{self.id}/{one}/{'ab'[side]}",
+                    "idempotency_key": f"{BATCH}{self.id[:12]}/{one}/{'ab'[side]}",
                 }
             )
             for one in range(start, start + number)

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, select
 
 from kqueue import contract
 from kqueue.contract import Request
-from kqueue.errors import UnknownEvaluation
+from kqueue.errors import IdempotencyConflict, UnknownEvaluation
 from kqueue.features.duel.duels import BATCH, ID, MOST, Duel, Match, Trial, order, state_of
 from kqueue.http.auth import Reader, Submitter
 from kqueue.http.gateway import Caller, CurrentGateway, Gateway
@@ -54,8 +54,12 @@ async def begin_duel(body: DuelBody, caller: Submitter, gateway: CurrentGateway,
     key = None if idempotency_key is None else f"{caller.token_id}/{idempotency_key}"
     match = Match.of(body.a, b, within=body.within, most=body.rounds, key=key)
     requests = match.requests(0, match.state([]).due)
-    await _submit_rounds(gateway, caller, requests)
-    return match.state([None] * len(requests))
+    try:
+        if await _submit_rounds(gateway, caller, requests):
+            return match.state([None] * len(requests))
+        return await gateway.read(state_in, match.id)
+    except (IdempotencyConflict, UnknownEvaluation):  # with other options the key's evaluations are of another batch
+        raise IdempotencyConflict([idempotency_key or ""]) from None
 
 
 @router.get("/duels/{duel_id}")
@@ -77,9 +81,10 @@ async def duel(duel_id: str, caller: Reader, gateway: CurrentGateway) -> Duel:
     return now.model_copy(update={"due": 0})
 
 
-async def _submit_rounds(gateway: Gateway, payer: Caller, requests: Sequence[Request]) -> None:
+async def _submit_rounds(gateway: Gateway, payer: Caller, requests: Sequence[Request]) -> bool:
+    """Submit rounds, and return False if they exist."""
     submission = KeyedSubmission(payer, gateway)
-    await submission.all([submission.put(request) for request in requests])
+    return (await submission.all([submission.put(request) for request in requests]))[0].created
 
 
 def state_in(engine: Engine, identity: str) -> Duel:

@@ -21,13 +21,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from kqueue import contract
 from kqueue.categories import Blame
 from kqueue.contract import Bounded, Policy, Verdict
-from kqueue.errors import InvalidRequest, UnknownEvaluation
+from kqueue.errors import BudgetSpent, InvalidRequest, UnknownEvaluation
 from kqueue.evidence import Hack, Measurement
 from kqueue.features.eval_server import dialects
 from kqueue.features.eval_server.dialects import MODEL, MODEL_NEW, RESPONSES, SEED, TIMEOUT, KernelRequest, Seed
 from kqueue.http.auth import Caller, Reader, Submitter
 from kqueue.http.devices import CurrentFleet, View
-from kqueue.http.failures import HttpError
+from kqueue.http.failures import HttpError, describe
 from kqueue.http.gateway import CurrentGateway, Gateway
 from kqueue.kernelbench import error_code
 from kqueue.states import EvaluationState, Priority, Purpose
@@ -220,13 +220,16 @@ async def evaluate_batch(
     A task that is refused, or for which the fleet failed, has the status `failed`.
     """
     gateway.bound(len(body.tasks))
-    begun, view = datetime.now(UTC), await fleet.get()
+    begun, view = datetime.now(UTC).isoformat(), await fleet.get()
 
-    async def accepted(task: TaskRequest) -> UUID | InvalidRequest:
+    async def accepted(task: TaskRequest) -> UUID | TaskResult:
         try:
             return await _accept(task, gateway, view, caller, None)
-        except InvalidRequest as error:
-            return error
+        except (InvalidRequest, BudgetSpent, HttpError) as error:
+            code = "VALIDATION_ERROR" if isinstance(error, InvalidRequest) else describe(error, request.url.path).code
+            return TaskResult(
+                task_id=task.task_id, status="failed", error_message=str(error), error_code=code, submitted_at=begun
+            )
 
     ids = await asyncio.gather(*map(accepted, body.tasks))
     missing = {one for one in ids if isinstance(one, UUID)}
@@ -234,16 +237,10 @@ async def evaluate_batch(
     while missing and (left_s := deadline - time.monotonic()) > 0 and not gateway.stopping.is_set():
         missing -= (await _wait(gateway, request, missing, left_s)).keys()
     results = [
-        await _result(gateway, view, await gateway.read(reports.progress, accepted_as), task.task_id)
-        if isinstance(accepted_as, UUID)
-        else TaskResult(
-            task_id=task.task_id,
-            status="failed",
-            error_message=str(accepted_as),
-            error_code="VALIDATION_ERROR",
-            submitted_at=begun.isoformat(),
-        )
-        for task, accepted_as in zip(body.tasks, ids, strict=True)
+        await _result(gateway, view, await gateway.read(reports.progress, one), task.task_id)
+        if isinstance(one, UUID)
+        else one
+        for task, one in zip(body.tasks, ids, strict=True)
     ]
     states = [result.status for result in results]
     over = not {"pending", "processing"} & set(states)
@@ -254,7 +251,7 @@ async def evaluate_batch(
         failed_tasks=states.count("failed") + states.count("cancelled"),
         results=results,
         batch_status="completed" if over else "processing",
-        submitted_at=begun.isoformat(),
+        submitted_at=begun,
         completed_at=datetime.now(UTC).isoformat() if over else None,
     )
 

@@ -262,8 +262,7 @@ def compare(
     from kqueue.store import searches
 
     with reading("search") as read:
-        chosen = {run.id: run for run in (read(searches.find, one) for one in which)}
-        rows = _all_found(read, chosen.values())
+        rows = _all_found(read, {run.id: run for run in (read(searches.find, one) for one in which)}.values())
     readable = [one for one in rows if isinstance(one, runs.Record)]
     if not as_json:
         _print_runs(rows)

@@ -61,16 +61,14 @@ def test_equal_kernels_seldom_get_a_winner_and_a_slower_one_is_found() -> None:
         assert sum(fight(draw, 1.0).winner is not None for _ in range(700)) <= ERROR * 700
     slower = [fight(normal, 0.99) for _ in range(100)]
     assert sum(end.winner == "a" for end in slower) >= 90
-    covered = [end.interval is not None and end.interval[0] <= 0.99 <= end.interval[1] for end in slower]
-    assert sum(covered) >= 97
+    assert sum([end.interval is not None and end.interval[0] <= 0.99 <= end.interval[1] for end in slower]) >= 97
     assert sum(end.reason == "equal" for end in [fight(normal, 1.0, within=0.01) for _ in range(100)]) >= 90
 
 
 @pytest.mark.parametrize("against", [0, 1])
 def test_rounds_that_all_agree_decide_at_the_first_look(against: int) -> None:
     """Their spread does not matter. With a round against them, the t-test must agree too."""
-    values = [5.0] * (8 - against) + [1.01, 1e3] + [0.9] * against
-    now = state([(trial(), trial(speedup)) for speedup in values])
+    now = state([(trial(), trial(speedup)) for speedup in [5.0] * (8 - against) + [1.01, 1e3] + [0.9] * against])
     assert (now.rounds, now.winner) == (10, None if against else "b")
     if not against:
         assert now.interval == (pytest.approx(1.01), pytest.approx(1e3))

@@ -35,6 +35,9 @@ class TestDuels:
             assert one.json() == same.json()
             path = f"/v1/duels/{one.json()['id']}"
             problem_of(http.post("/v1/duels", json=body | {"rounds": 1}), 422, "invalid_request")
+            for changed in ({"rounds": 8}, {"within": 0.06}, {"a": fields(2)}, {"a": fields(2), "rounds": 8}):
+                refused = http.post("/v1/duels", json=body | changed, headers={"Idempotency-Key": "k"})
+                assert problem_of(refused, 422, "idempotency_conflict")["keys"] == ["k"]
             problem_of(http.get(path[:-1]), 422, "invalid_request")
             problem_of(http.get(f"/v1/duels/{'0' * 12}-40"), 404, "unknown_evaluation")
         assert count(engine, "evaluations") == 2
@@ -53,6 +56,8 @@ class TestDuels:
         with served.client(reads) as http:
             assert (end := http.get(path).json())["reason"] == "equal"
         assert (end["rounds"], end["ratio"], end["most"]) == (10, 1.0, 40)
+        with served.client(begins) as http:
+            assert http.post("/v1/duels", json=body, headers={"Idempotency-Key": "k"}).json() == end
 
     @staticmethod
     def judge_all(engine: Engine, judge: Callable[..., None]) -> None:

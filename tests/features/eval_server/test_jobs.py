@@ -31,8 +31,7 @@ def test_a_job_from_beginning_to_end(http: httpx.Client, judge: Callable[..., No
     assert (queued["status"], queued["result"], queued["error"], queued["device"]) == ("queued", None, None, None)
     judge(accepted["job_id"])
     job = http.get(path).json()
-    known = (accepted["job_id"], "completed", None, "cpu")
-    assert (job["job_id"], job["status"], job["error"], job["device"]) == known
+    assert (job["job_id"], job["status"], job["error"], job["device"]) == (accepted["job_id"], "completed", None, "cpu")
     assert (job["result"]["compiled"], job["result"]["correctness"]) == (True, True)
     assert job["result"]["metadata"]["evaluation_id"] == accepted["job_id"]
     assert job["queued_at"] <= job["started_at"] <= job["completed_at"]

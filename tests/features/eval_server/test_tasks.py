@@ -162,22 +162,27 @@ def test_priorities(http: httpx.Client, served: Served, engine: Engine) -> None:
     assert [row.priority for row in rows(engine, "priority")] == ["batch", "batch", "batch", "interactive", "batch"]
 
 
-def test_a_batch_and_an_envelope(http: httpx.Client, judging: None, engine: Engine) -> None:
+def test_a_batch_and_an_envelope(http: httpx.Client, served: Served, judging: None, engine: Engine) -> None:
     """Results keep the positions of a batch, a bad task spoils no other, and an envelope's id is the task's."""
-    tasks = [task_body(0), task_body(1, backend="fortran"), task_body(2)]
+    tasks = [task_body(0), task_body(1, backend="fortran"), task_body(2), task_body(3, backend="cuda")]
     answer = http.post("/evaluate/batch", json={"batch_id": "b", "tasks": tasks}).raise_for_status().json()
     assert (answer["batch_id"], answer["batch_status"]) == ("b", "completed")
-    assert [answer[f"{which}_tasks"] for which in ("total", "completed", "failed")] == [3, 2, 1]
-    right, wrong, other = answer["results"]
+    assert [answer[f"{which}_tasks"] for which in ("total", "completed", "failed")] == [4, 2, 2]
+    right, wrong, other, away = answer["results"]
     assert [result["task_id"] for result in answer["results"]] == [task["task_id"] for task in tasks]
     assert (right["correctness"], other["correctness"]) == (True, True)
     assert (wrong["status"], wrong["error_code"], wrong["compiled"]) == ("failed", "VALIDATION_ERROR", None)
+    assert (away["status"], away["error_code"]) == ("failed", "lane_unavailable")
+    tasks = [task_body(4, reference_code="class Model: new"), task_body(5)]
+    with served.client(tokens.create(engine, "b", [tokens.Scope.SUBMIT])[1]) as lowly:
+        new, known = lowly.post("/evaluate/batch", json={"batch_id": "b", "tasks": tasks}).json()["results"]
+    assert (new["status"], new["error_code"], known["status"]) == ("failed", "forbidden", "completed")
     assert http.get(f"/results/{right['task_id']}").json() == right
     body = {"task_id": "mine", "workflow": "kernelbench", "payload": task_body(3, task_id="theirs")}
     done = http.post("/workflow/submit", json=body).raise_for_status().json()
     assert (done["task_id"], done["status"]) == ("mine", "completed")
     assert done["result"] == http.get("/results/mine").json()
-    assert len(rows(engine)) == 3
+    assert len(rows(engine)) == 4
     missing = {"task_id": "t", "payload": {"kernel_code": "k"}}
     assert "reference_code" in problem_of(http.post("/workflow/submit", json=missing), 422, "invalid_request")["detail"]
 
@@ -211,5 +216,4 @@ def test_what_coverage_is_rewarded_by(http: httpx.Client, judge: Callable[..., N
     judge(rows(engine)[0].id, passed(evidence=Evidence(provenance=Provenance(**known))))
     metadata = http.get(f"/results/{task_body()['task_id']}").raise_for_status().json()["metadata"]
     assert (metadata["num_custom_kernels"], metadata["num_total_kernels"]) == (1, 2)
-    times = [metadata[f"{of}_time_in_profiling_us"] for of in ("custom_kernel_cuda", "total_kernel_run")]
-    assert times == [375, 500]
+    assert [metadata[f"{of}_time_in_profiling_us"] for of in ("custom_kernel_cuda", "total_kernel_run")] == [375, 500]
