@@ -367,8 +367,7 @@ async def _result(gateway: Gateway, view: View, progress: Progress, task_id: str
     result.compiled, result.correctness = bool(verdict.compiled), verdict.passed
     result.decoy_kernel = verdict.facts.hack is Hack.DECOY or (provenance is not None and provenance.decoy)
     if (compiled := verdict.evidence.compiled_baseline) is not None:
-        baseline = compiled if isinstance(compiled, Measurement) else None
-        verdict = verdict.model_copy(update={"baseline": baseline})
+        verdict = verdict.model_copy(update={"baseline": compiled if isinstance(compiled, Measurement) else None})
     result.reference_runtime = -1.0 if verdict.baseline_ms is None else verdict.baseline_ms
     result.kernel_runtime = -1.0 if verdict.runtime_ms is None else verdict.runtime_ms
     result.speedup = verdict.speedup or 0.0
