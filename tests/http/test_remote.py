@@ -46,6 +46,7 @@ from kqueue import (
     Verdict,
     WaitTimeout,
 )
+from kqueue.cli.connection import asking
 from kqueue.config import Config, load
 from kqueue.http.app import create_app
 from tests.http.serving import Served
@@ -55,16 +56,15 @@ from tests.samples import request_fields
 from tests.store.steps import change, count
 from tests.traces.collector import collector
 
+TRACED = Path(__file__).parents[1] / "traces" / "producer.py"
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
 
 @pytest.fixture
 def client(served: InProcess) -> Iterator[RemoteClient]:
     """A client of it."""
     with RemoteClient(served.url, token=served.admin) as client:
         yield client
-
-
-TRACED = Path(__file__).parents[1] / "traces" / "producer.py"
-PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 class TestTheSameInterface:
@@ -183,6 +183,8 @@ class TestAddresses:
         with pytest.raises(ConfigError, match="KQUEUE_URL") as refused:
             RemoteClient(f"http://x:{secret}@fleet:99999")
         assert secret not in str(refused.value)
+        with asking(f"HTTP://x:{secret}@fleet") as (_, server):
+            assert server.url == "HTTP://fleet"
 
     def test_no_address_and_no_token(self) -> None:
         """The constructor raises an error without the secret, and accepts a trailing line feed."""
