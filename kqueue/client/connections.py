@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 from base64 import b64encode
 from collections.abc import Awaitable, Mapping
@@ -11,6 +10,7 @@ from contextlib import suppress
 from functools import cached_property
 from http.client import HTTPException, parse_headers
 from io import BytesIO
+from json import dumps
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -51,16 +51,14 @@ class Http:
         self, method: str, path: str, *, params: Mapping[str, Any] = {}, json: Any = None, headers: Mapping[str, str]
     ) -> Answer:
         """Return the server's answer, whatever its status is. Raise OSError if there is none."""
-        body = b"" if json is None else _encoded(json)
+        body = b"" if json is None else dumps(json, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in params.items()}
         query = urlencode(words, doseq=True)
         target = quote(f"{self._url.path}{path}", safe=_SAFE) + (f"?{query}" if query else "")
         url = f"{self._url.scheme}://{self._host}{target}"
         sent = {"Host": self._host, "Accept": "*/*", "User-Agent": "kqueue", **headers}
-        if body or method != "GET":
-            sent["Content-Length"] = str(len(body))
-        if body:
-            sent["Content-Type"] = "application/json"
+        sent |= {"Content-Length": str(len(body))} if body or method != "GET" else {}
+        sent |= {"Content-Type": "application/json"} if body else {}
         if self._proxy is not None and self._url.scheme == "http":
             target, sent = url, {**sent, **_credentials(self._proxy)}
         while self._idle and (self._idle[-1][0].at_eof() or self._idle[-1][1].is_closing()):
@@ -113,10 +111,6 @@ class Http:
                     streams[1].transport.abort()
                     raise
             return streams
-
-
-def _encoded(content: Any) -> bytes:
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _credentials(proxy: SplitResult) -> dict[str, str]:

@@ -38,10 +38,7 @@ _APPLICATION: Final = "kqueue-client"
 
 
 class DatabaseTransport(Transport):
-    """The transport to a fleet whose database and broker this process can reach.
-
-    :class:`kqueue.Client` documents arguments and errors.
-    """
+    """The transport to a fleet by its database and broker. :class:`kqueue.Client` documents arguments and errors."""
 
     def __init__(
         self,

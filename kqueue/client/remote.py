@@ -180,11 +180,8 @@ class _Polling:
 
     def remove(self, evaluation_id: UUID, future: Future[Verdict]) -> None:
         """Remove a future that is done or cancelled."""
-        waits = self._waits.get(evaluation_id, [])
-        if future in waits:
-            waits.remove(future)
-        if not waits:
-            self._waits.pop(evaluation_id, None)
+        if waits := [one for one in self._waits.pop(evaluation_id, []) if one is not future]:
+            self._waits[evaluation_id] = waits
 
     def fail(self, error: KqueueError) -> None:
         """End all waits with an error."""
