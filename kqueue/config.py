@@ -178,7 +178,7 @@ class Config(BaseModel):
         scheme, found, rest = str(values.get("url") or "").partition("://")
         host, slash, path = rest.partition("/")
         credentials, at, host = host.rpartition("@")
-        if not (found and at) or not scheme.startswith("http"):
+        if not (found and at) or not scheme.lower().startswith("http"):
             return values
         secret = unquote(credentials.partition(":")[2] or credentials)
         return {**values, "url": f"{scheme}://{host}{slash}{path}", "token": values.get("token") or secret}
@@ -306,10 +306,8 @@ def _ofrunning_fleet(config: Config) -> dict[str, str]:
     if config.url is None and "socket" in fleet:
         given["url"] = f"unix://{fleet['socket']}"
     elif config.url in (None, fleet.get("url")):
-        # The fleet's token is valid for the fleet's own address only.
-        given["url"] = fleet.get("url")
-        if config.token is None:
-            given["token"] = fleet.get("token")
+        # The fleet's token is valid for the fleet's own address only. A URL that is set can contain another token.
+        given |= {name: fleet.get(name) for name in ("url", "token") if getattr(config, name) is None}
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -65,12 +65,10 @@ def asking(url: str | None = None) -> Generator[tuple[Callable[..., Any], Server
     from kqueue.client.server import Server
     from kqueue.config import load
 
-    config = load()
-    token = None if url else config.token
-    url = url or config.url
-    if url is None:
+    config = load(url=url)
+    if config.url is None:
         raise ConfigError("only `kqueue serve` signs receipts: set KQUEUE_URL, or run `kqueue up` on this machine")
-    server = Server(url, token, retry_s=20.0, connections=1)
+    server = Server(config.url, None if url else config.token, retry_s=20.0, connections=1)
     with asyncio.Runner() as runner:
         try:
             yield runner.run, server

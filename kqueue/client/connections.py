@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 from base64 import b64encode
 from collections.abc import Awaitable, Mapping
@@ -11,6 +10,7 @@ from contextlib import suppress
 from functools import cached_property
 from http.client import HTTPException, parse_headers
 from io import BytesIO
+from json import dumps
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -43,6 +43,7 @@ class Http:
     def __init__(self, url: str, keep: int) -> None:
         self._path = url.removeprefix(UNIX) if url.startswith(UNIX) else None
         self._url = urlsplit("http://localhost" if self._path else url)
+        self._host = self._url.netloc.rpartition("@")[2]
         self._keep = keep
         self._idle: list[_Streams] = []
 
@@ -50,17 +51,14 @@ class Http:
         self, method: str, path: str, *, params: Mapping[str, Any] = {}, json: Any = None, headers: Mapping[str, str]
     ) -> Answer:
         """Return the server's answer, whatever its status is. Raise OSError if there is none."""
-        body = b"" if json is None else _encoded(json)
+        body = b"" if json is None else dumps(json, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in params.items()}
         query = urlencode(words, doseq=True)
         target = quote(f"{self._url.path}{path}", safe=_SAFE) + (f"?{query}" if query else "")
-        host = self._url.netloc.rpartition("@")[2]
-        url = f"{self._url.scheme}://{host}{target}"
-        sent = {"Host": host, "Accept": "*/*", "User-Agent": "kqueue", **headers}
-        if body or method != "GET":
-            sent["Content-Length"] = str(len(body))
-        if body:
-            sent["Content-Type"] = "application/json"
+        url = f"{self._url.scheme}://{self._host}{target}"
+        sent = {"Host": self._host, "Accept": "*/*", "User-Agent": "kqueue", **headers}
+        sent |= {"Content-Length": str(len(body))} if body or method != "GET" else {}
+        sent |= {"Content-Type": "application/json"} if body else {}
         if self._proxy is not None and self._url.scheme == "http":
             target, sent = url, {**sent, **_credentials(self._proxy)}
         while self._idle and (self._idle[-1][0].at_eof() or self._idle[-1][1].is_closing()):
@@ -85,7 +83,7 @@ class Http:
     @cached_property
     def _proxy(self) -> SplitResult | None:
         found = getproxies().get(self._url.scheme) or getproxies().get("all")
-        direct = self._path is not None or proxy_bypass(self._url.netloc.rpartition("@")[2])
+        direct = self._path is not None or proxy_bypass(self._host)
         return urlsplit(found if "://" in found else f"http://{found}") if found and not direct else None
 
     @cached_property
@@ -99,16 +97,13 @@ class Http:
             to, port = self._proxy or self._url, {"http": 80, "https": 443}
             if to.scheme not in port:
                 raise ConnectionError(f"a proxy of the kind {to.scheme} cannot be used: unset it, or set NO_PROXY")
-            streams = await asyncio.open_connection(
-                to.hostname, to.port or port[to.scheme], ssl=self._tls if to.scheme == "https" else None
-            )
+            tls = self._tls if to.scheme == "https" else None
+            streams = await asyncio.open_connection(to.hostname, to.port or port[to.scheme], ssl=tls)
             if self._proxy is not None and self._url.scheme == "https":
-                host = self._url.netloc.rpartition("@")[2]
-                host = host if self._url.port else f"{host}:443"
+                host = self._host if self._url.port else f"{self._host}:443"
+                sent = {"Host": host, **_credentials(self._proxy)}
                 try:
-                    answer, _ = await _exchange(
-                        streams, "CONNECT", host, {"Host": host, **_credentials(self._proxy)}, b""
-                    )
+                    answer, _ = await _exchange(streams, "CONNECT", host, sent, b"")
                     if answer.status != 200:
                         raise ConnectionError(f"the proxy answers {answer.status}")
                     await streams[1].start_tls(self._tls, server_hostname=self._url.hostname)
@@ -116,10 +111,6 @@ class Http:
                     streams[1].transport.abort()
                     raise
             return streams
-
-
-def _encoded(content: Any) -> bytes:
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _credentials(proxy: SplitResult) -> dict[str, str]:

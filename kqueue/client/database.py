@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -39,10 +38,7 @@ _APPLICATION: Final = "kqueue-client"
 
 
 class DatabaseTransport(Transport):
-    """The transport to a fleet whose database and broker this process can reach.
-
-    :class:`kqueue.Client` documents arguments and errors.
-    """
+    """The transport to a fleet by its database and broker. :class:`kqueue.Client` documents arguments and errors."""
 
     def __init__(
         self,
@@ -52,6 +48,7 @@ class DatabaseTransport(Transport):
         redis_url: str | None = None,
         fenced: bool = False,
     ) -> None:
+        super().__init__()
         if config is None:
             config = load(database_url=database_url, redis_url=redis_url)
         else:
@@ -61,19 +58,14 @@ class DatabaseTransport(Transport):
         url = config.require_database()
         self._engine = connect(url, application=_APPLICATION, fenced=fenced)
         self._listener = Listener(url, self._engine, application=_APPLICATION)
-        self._lock = threading.Lock()
         self._checked = False
-        self._closed = False
 
     def close(self) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        self._listener.close()
-        self._engine.dispose()
-        if "_app" in self.__dict__:
-            self._app.close()
+        if self._begin_close():
+            self._listener.close()
+            self._engine.dispose()
+            if "_app" in self.__dict__:
+                self._app.close()
 
     @functools.cached_property
     def _app(self) -> Celery:
@@ -81,9 +73,8 @@ class DatabaseTransport(Transport):
 
     def _ready(self) -> Engine:
         """Return the engine. Check the schema before its first use."""
+        self._check()
         with self._lock:
-            if self._closed:
-                raise KqueueError("the client is closed")
             if not self._checked:
                 schema.check(self._engine)
                 self._checked = True
@@ -107,10 +98,9 @@ class DatabaseTransport(Transport):
                 try:
                     requests = [entry for entry in entries if isinstance(entry, Request)]
                     accepted = iter(self._accept(requests, live, any_lane, traceparent))
+                    return [next(accepted) if isinstance(entry, Request) else entry for entry in entries]
                 except (IdempotencyConflict, UnknownProblem) as error:
                     entries = [_blamed(entry, error) for entry in entries]
-                else:
-                    return [next(accepted) if isinstance(entry, Request) else entry for entry in entries]
 
     def _live(self) -> Mapping[str, int]:
         """Return the number of live workers of each lane."""
@@ -149,11 +139,8 @@ class DatabaseTransport(Transport):
 
     def _any_lane(self, requests: Sequence[Request]) -> set[str]:
         """Return the idempotency keys of requests that can get another lane when they are repeated."""
-        return {
-            request.idempotency_key
-            for request in requests
-            if request.idempotency_key is not None and takes_any_lane(request, self._config.gpu_fallback)
-        }
+        fallback = self._config.gpu_fallback
+        return {key for one in requests if (key := one.idempotency_key) is not None and takes_any_lane(one, fallback)}
 
     def _accept(
         self, requests: Sequence[Request], live: Mapping[str, int], any_lane: Collection[str], traceparent: str | None
@@ -181,17 +168,15 @@ class DatabaseTransport(Transport):
         return evaluations.verdict(self._ready(), evaluation_id)
 
     def cancel(self, evaluation_id: UUID) -> bool:
-        cancelled = evaluations.cancel(self._ready(), evaluation_id)
-        if cancelled:
+        if cancelled := evaluations.cancel(self._ready(), evaluation_id):
             try:
                 broker.revoke(self._app, evaluation_id)
             except KqueueError as error:
-                _log.warning(
-                    "%s is cancelled, but the message to its worker could not be sent: %s", evaluation_id, error
-                )
+                _log.warning("%s is cancelled, but the message to its worker was not sent: %s", evaluation_id, error)
         return cancelled
 
     def watch(self, evaluation_id: UUID) -> Future[Verdict]:
+        self._check()
         return self._listener.watch(evaluation_id)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -196,6 +198,7 @@ class Methods(_Attached, Generic[_TicketT]):
         Raises:
             WaitTimeout: the verdict did not come in time. ``evaluation_ids`` names the evaluation.
         """
+        Deadline(timeout)  # refuses a wrong one before submission
         return (await self.wait_all([await self.submit(request, **options)], timeout))[0]
 
     async def evaluate_batch(
@@ -209,6 +212,7 @@ class Methods(_Attached, Generic[_TicketT]):
             WaitTimeout: a verdict did not come in time. ``evaluation_ids`` names all submitted evaluations, and
                 :meth:`verdict` returns the verdicts that exist.
         """
+        Deadline(timeout)  # refuses a wrong one before submission
         results = await self.submit_each(entries, allow_idle_lane=allow_idle_lane)
         verdicts = iter(await self.wait_all([one for one in results if not isinstance(one, InvalidRequest)], timeout))
         return [one if isinstance(one, InvalidRequest) else next(verdicts) for one in results]
@@ -398,10 +402,12 @@ class AsyncClient(_ToServices, Methods[AsyncTicket]):
 
 
 class Deadline:
-    """A timeout that several waits share, in seconds from its creation. None is no limit."""
+    """A timeout that several waits share, in seconds from now. None, or more than threads can wait, is no limit."""
 
     def __init__(self, timeout: float | None) -> None:
-        self._at = None if timeout is None else time.monotonic() + timeout
+        if timeout is not None and math.isnan(timeout):
+            raise InvalidRequest("timeout: must be a number of seconds, or None for no limit, not NaN")
+        self._at = None if timeout is None or timeout >= threading.TIMEOUT_MAX else time.monotonic() + timeout
 
     def left_s(self) -> float | None:
         """Return the remaining seconds, or None for no limit."""

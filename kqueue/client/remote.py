@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -75,6 +75,7 @@ class _HttpTransport(Transport):
     """The transport to a fleet behind `kqueue serve`. :class:`RemoteClient` documents the arguments."""
 
     def __init__(self, url: str | None, token: str | None, retry_s: float) -> None:
+        super().__init__()
         config = load(url=url, token=token)
         if config.url is None:
             raise ConfigError(
@@ -84,8 +85,6 @@ class _HttpTransport(Transport):
         # Only the event loop uses these two.
         self._server = Server(config.url, config.token, retry_s=retry_s, connections=_POLLS)
         self._polling = _Polling(self._server)
-        self._lock = threading.Lock()
-        self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -119,32 +118,28 @@ class _HttpTransport(Transport):
                 loop.call_soon_threadsafe(self._polling.remove, evaluation_id, done)
 
         future: Future[Verdict] = Future()
-        with self._lock:
-            loop = self._started()
+        with self._started() as loop:
             loop.call_soon_threadsafe(self._polling.add, evaluation_id, future)
         future.add_done_callback(remove)
         return future
 
     def close(self) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            if self._loop is not None:
-                asyncio.run_coroutine_threadsafe(self._end(), self._loop)
-        if self._loop is not None and self._thread is not None:
+        if self._begin_close() and self._loop is not None and self._thread is not None:
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop)
             self._thread.join()
             self._loop.close()
 
-    def _started(self) -> asyncio.AbstractEventLoop:
-        """Return the running loop. The caller holds the lock until its work is scheduled, so that closing waits."""
-        if self._closed:
-            raise KqueueError("the client is closed")
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="kqueue-remote", daemon=True)
-            self._thread.start()
-        return self._loop
+    @contextmanager
+    def _started(self) -> Generator[asyncio.AbstractEventLoop]:
+        """Yield the running loop. The block holds the lock until its work is scheduled, so that closing waits."""
+        self._check()  # in a forked process the lock can be held for ever
+        with self._lock:
+            self._check()
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="kqueue-remote", daemon=True)
+                self._thread.start()
+            yield self._loop
 
     async def _end(self) -> None:
         """Fail all pending requests and waits, and end the thread."""
@@ -158,8 +153,7 @@ class _HttpTransport(Transport):
 
     def _run(self, work: Callable[..., Coroutine[Any, Any, _T]], *args: Any, **kwargs: Any) -> _T:
         """Return the result of a method of the server, which runs in the event loop."""
-        with self._lock:
-            loop = self._started()
+        with self._started() as loop:
             future = asyncio.run_coroutine_threadsafe(work(*args, **kwargs), loop)
         try:
             return future.result()
@@ -186,11 +180,8 @@ class _Polling:
 
     def remove(self, evaluation_id: UUID, future: Future[Verdict]) -> None:
         """Remove a future that is done or cancelled."""
-        waits = self._waits.get(evaluation_id, [])
-        if future in waits:
-            waits.remove(future)
-        if not waits:
-            self._waits.pop(evaluation_id, None)
+        if waits := [one for one in self._waits.pop(evaluation_id, []) if one is not future]:
+            self._waits[evaluation_id] = waits
 
     def fail(self, error: KqueueError) -> None:
         """End all waits with an error."""

@@ -68,7 +68,7 @@ class Server(wire.Operations):
 
     async def _answer(self, patient: bool, method: str, path: str, **parts: Any) -> Answer:
         """Return the server's successful answer."""
-        parts["headers"] = {**self._headers, **parts["headers"]}
+        headers = parts["headers"] = {**self._headers, **parts["headers"]}
         began, pause_s = time.monotonic(), _PAUSE_S[0]
         while True:
             wait_s = 0.0
@@ -83,7 +83,7 @@ class Server(wire.Operations):
                 if 200 <= answer.status < 300:
                     return answer
                 error = _error(answer)
-                if isinstance(error, AccessRefused) and "Authorization" not in parts["headers"]:
+                if isinstance(error, AccessRefused) and answer.status == 401 and "Authorization" not in headers:
                     raise AccessRefused(f"{self.url} needs a token: set KQUEUE_TOKEN, or pass it to the client")
                 # A budget can be used up for days, so the caller decides whether to wait.
                 if answer.status not in _AGAIN or isinstance(error, BudgetSpent):

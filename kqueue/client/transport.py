@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -9,7 +11,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from kqueue.contract import Request, Verdict, parse_request
-from kqueue.errors import InvalidRequest
+from kqueue.errors import InvalidRequest, KqueueError
 
 #: A request, its fields by name, or the error by which it is refused.
 Entry = Request | Mapping[str, Any] | InvalidRequest
@@ -27,8 +29,30 @@ class Transport(Protocol):
     """A connection to a fleet. Every method except :meth:`watch` blocks. All are safe to call from any thread.
 
     All methods raise :class:`~kqueue.errors.ServiceError` if the fleet cannot be used, and
-    :class:`~kqueue.errors.KqueueError` after the transport is closed.
+    :class:`~kqueue.errors.KqueueError` after the transport is closed, and in another process than its creator.
     """
+
+    _process: int
+    _lock: threading.Lock
+    _closed = False
+
+    def __init__(self) -> None:
+        self._process, self._lock = os.getpid(), threading.Lock()
+
+    def _check(self) -> None:
+        """Raise KqueueError after closing, and in a forked process, which shares the sockets and has no threads."""
+        if os.getpid() != self._process:
+            raise KqueueError("this client belongs to another process: make one after the fork")
+        if self._closed:
+            raise KqueueError("the client is closed")
+
+    def _begin_close(self) -> bool:
+        """Mark the transport as closed. Return False if it is, or if its connections are another process's."""
+        if os.getpid() != self._process:
+            return False
+        with self._lock:
+            before, self._closed = self._closed, True
+        return not before
 
     def submit(self, requests: Sequence[Request], allow_idle_lane: bool) -> list[Accepted]:
         """Submit all requests, or raise the error of one of them and submit none.

@@ -24,6 +24,7 @@ _ERRORS: Final[dict[str, type[KqueueError]]] = {
     "too_large": InvalidRequest,
     "unauthenticated": AccessRefused,
     "forbidden": AccessRefused,
+    "session_spent": AccessRefused,
     "database_unavailable": errors.DatabaseUnavailable,
     "broker_unavailable": errors.BrokerUnavailable,
     "schema_mismatch": errors.SchemaMismatch,

@@ -47,11 +47,7 @@ def test_every_answer_is_in_the_description(api: Api) -> None:
                 continue  # They have no parameters and no token, so no request for them is wrong.
 
             @settings(
-                max_examples=10,
-                derandomize=True,
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
+                max_examples=10, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
             )
             @given(operation.as_strategy(generation_mode=mode))
             def ask(case: schemathesis.Case) -> None:

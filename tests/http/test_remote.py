@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -45,6 +46,7 @@ from kqueue import (
     Verdict,
     WaitTimeout,
 )
+from kqueue.cli.connection import asking
 from kqueue.config import Config, load
 from kqueue.http.app import create_app
 from tests.http.serving import Served
@@ -54,18 +56,15 @@ from tests.samples import request_fields
 from tests.store.steps import change, count
 from tests.traces.collector import collector
 
+TRACED = Path(__file__).parents[1] / "traces" / "producer.py"
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
 
 @pytest.fixture
 def client(served: InProcess) -> Iterator[RemoteClient]:
     """A client of it."""
     with RemoteClient(served.url, token=served.admin) as client:
         yield client
-
-
-TRACED = Path(__file__).parents[1] / "traces" / "producer.py"
-
-
-PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 class TestTheSameInterface:
@@ -77,13 +76,26 @@ class TestTheSameInterface:
             assert inspect.signature(getattr(remote, name)) == inspect.signature(getattr(direct, name))
 
     def test_the_whole_way(self, client: RemoteClient, config: Config, judging, fields) -> None:
-        """Its verdict equals the direct client's."""
+        """Its verdict equals the direct client's. A forked process can use neither, and its parent goes on."""
         ticket = client.submit(**fields(kernel_label="mine"))
         verdict = ticket.wait(timeout=60)
         assert ticket.created
         assert verdict.passed
         assert verdict.speedup == 2.0
         with Client(config) as direct:
+            other = direct.get(ticket.evaluation_id)
+
+            def child() -> None:
+                for use in (ticket.wait, ticket.done, other.wait, other.done):
+                    with pytest.raises(KqueueError, match="belongs to another process"):
+                        use()
+                direct.close()
+                client.close()
+
+            process = get_context("fork").Process(target=child, daemon=True)
+            process.start()
+            process.join(30)
+            assert (process.exitcode, other.wait(timeout=60)) == (0, verdict)
             assert direct.verdict(ticket.evaluation_id) == verdict
         assert client.get(str(ticket.evaluation_id)).verdict() == verdict
         assert ticket.done()
@@ -125,13 +137,10 @@ class TestTheSameInterface:
                 ask(unknown)
         with pytest.raises(UnknownEvaluation):
             client.get("nonsense")
-
-    def test_a_removed_evaluation_is_not_awaited(self, client: RemoteClient, engine: Engine, fields) -> None:
-        """A waiter raises an error for a removed evaluation."""
-        ticket = client.submit(**fields())
+        removed = client.submit(**fields())
         change(engine, "DELETE FROM evaluations")
         with pytest.raises(UnknownEvaluation):
-            ticket.wait(timeout=60)
+            removed.wait(timeout=60)
 
     def test_closing_wakes_who_waits(self, served: InProcess, fields) -> None:
         """Closing raises an error in each waiter at once, and in later calls."""
@@ -174,6 +183,8 @@ class TestAddresses:
         with pytest.raises(ConfigError, match="KQUEUE_URL") as refused:
             RemoteClient(f"http://x:{secret}@fleet:99999")
         assert secret not in str(refused.value)
+        with asking(f"HTTP://x:{secret}@fleet") as (_, server):
+            assert server.url == "HTTP://fleet"
 
     def test_no_address_and_no_token(self) -> None:
         """The constructor raises an error without the secret, and accepts a trailing line feed."""

@@ -13,12 +13,7 @@ import httpx
 import pytest
 from sqlalchemy import Engine, text
 
-from kqueue import (
-    BudgetSpent,
-    ConfigError,
-    RemoteClient,
-    Request,
-)
+from kqueue import BudgetSpent, ConfigError, RemoteClient, Request
 from kqueue.config import Config, load
 from kqueue.http.app import create_app
 from kqueue.states import Priority

@@ -181,8 +181,7 @@ def standing(judge_environment: None) -> Iterator[Rig]:
 
 @pytest.mark.slow("judges programs of a corpus")
 @pytest.mark.parametrize(
-    "entry",
-    [pytest.param(e, id=e.name, marks=() if e.name in GATE else pytest.mark.nightly) for e in CPU_LANE],
+    "entry", [pytest.param(e, id=e.name, marks=() if e.name in GATE else pytest.mark.nightly) for e in CPU_LANE]
 )
 def test_a_program_ends_as_expected(standing: Rig, entry: Program) -> None:
     """Each program's category on the cpu lane is as expected, and its time if a sleep determines it."""

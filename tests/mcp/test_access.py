@@ -252,7 +252,7 @@ async def test_an_agent_reads_only_what_its_owner_submitted(
     judge(identity)
     for name, value in config.environment().items():
         monkeypatch.setenv(name, value)
-    inside = Client(make_server(fleet.Connection(relays=False, owner="bob")))
+    inside = Client(make_server(fleet.Connection(relays=False, owner="bob", limits=";evaluations=1")))
     async with over_http(here.url, token(owner="bob")) if door == "http" else inside as client:
         unknown, nowhere = str(uuid4()), f"sha256:{'0' * 64}"
         theirs, nothing = calls(identity, stored), calls(unknown, nowhere)
@@ -266,6 +266,9 @@ async def test_an_agent_reads_only_what_its_owner_submitted(
         mine = told(await client.call_tool("judge", NEW))["evaluation_id"]
         assert told(await client.call_tool("verdict", {"evaluation_id": mine}))["state"] == "queued"
         assert len(told(await client.call_tool("problems", {}))["rows"]) == 1
+        if door == "stdio":
+            said = refusal(await client.call_tool("judge", NEW | {"kernel": "class ModelNew: more = 1"}))
+            assert "exceed it. This is about this session's token and not the kernel: report it to the user" in said
 
 
 async def test_upper_limits_and_the_end_of_a_token(here: Here, token, engine: Engine) -> None:

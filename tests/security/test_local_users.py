@@ -16,6 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import httpx
 import pytest
+from pydantic import SecretStr
 from sqlalchemy import text
 
 from kqueue import ConfigError, RemoteClient
@@ -243,6 +244,7 @@ def test_the_owner_needs_no_setting(fleet: LocalFleet, open_folder: Path, monkey
         assert kq.batch("nothing") == []
     with RemoteClient(fleet.http_url) as kq:
         assert kq.batch("nothing") == []
+    assert load(url=fleet.http_url.replace("://", "://any:kq_own@")).token == SecretStr("kq_own")
     port = port_of(fleet.http_url)
     bearer = {"Authorization": f"Bearer {known['token']}"}
     assert asked(port, "GET", "/v1/fleet", headers=bearer) == [200, None]

@@ -16,17 +16,7 @@ import pytest
 
 from kqueue.local.process import running as alive
 from tests.cli.command import Cli, Done
-from tests.testing.projects import (
-    ALIVE,
-    DYING,
-    LIMIT_S,
-    body,
-    dead,
-    plain,
-    results,
-    running,
-    write_two,
-)
+from tests.testing.projects import ALIVE, DYING, LIMIT_S, body, dead, plain, results, running, write_two
 from tests.waiting import until
 from workers.judge.host.exclusive import NoRoom, room
 from workers.judge.host.scratch import device_lock, prepare
