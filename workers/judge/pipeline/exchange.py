@@ -217,7 +217,7 @@ class Exchange:
                 if self.form.output_aliases[i] == location.index or self.form.is_gradient(i):
                     return view
                 message = f"{output_name(i, self.form.paths)} is input {location.index} or a view of it, and the"
-                message += " reference's has its own memory: return a copy"
+                message += " reference's has its own memory: return a new tensor, and leave the input unchanged"
                 raise _wrong(Category.WRONG_OUTPUT_STRUCTURE, message, output=i, input=location.index)
             return own_memory(self.process, spec, location)
         except LocationError as error:
