@@ -158,7 +158,7 @@ class TestProblems:
             yield client
 
     def test_a_new_one_is_refused(self, http: httpx.Client, engine: Engine) -> None:
-        """Each route that accepts a source returns 403, and no row is written."""
+        """Each route that accepts a source returns 403, or says so of the task, and no row is written."""
         for path, body in (
             ("/v1/evaluations", ENTRY),
             ("/v1/evaluations/batch", {"entries": [ENTRY]}),
@@ -166,12 +166,13 @@ class TestProblems:
             ("/evaluate", JOB | {"ref_arch_src": NEW}),
             ("/evaluate_sync", JOB | {"ref_arch_src": NEW}),
             ("/evaluate", TASK),
-            ("/evaluate/batch", {"batch_id": "b", "tasks": [TASK]}),
             ("/workflow/submit", {"payload": TASK}),
         ):
             answer = http.post(path, json=body)
             assert "can only name stored ones" in problem_of(answer, 403, "forbidden")["detail"]
             assert 'scope="problems"' in answer.headers["www-authenticate"]
+        [task] = http.post("/evaluate/batch", json={"batch_id": "b", "tasks": [TASK]}).json()["results"]
+        assert (task["status"], task["error_code"]) == ("failed", "forbidden")
         with engine.connect() as connection:
             for table in ("problems", "kernels", "evaluations"):
                 assert connection.scalar(text(f"SELECT count(*) FROM {table}")) == 0
