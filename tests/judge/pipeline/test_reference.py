@@ -102,6 +102,8 @@ def test_masks_and_complex_draws_leave_all_variants() -> None:
     for hidden in ("float('-inf')", "-1e9"):
         inputs = f"return [torch.randn(8, 8), torch.full((8, 8), {hidden}).triu(1)]"
         assert kinds(reference(source.format(forward="return torch.softmax(x + mask, 1)", inputs=inputs))) >= {"scaled"}
+    empty = source.format(forward="return x * 2", inputs="return [torch.randn(8, 8), torch.randn(8, 0)]")
+    assert kinds(reference(empty)) >= {"scaled"}
     assert kinds(loaded("return x.abs()", "return [torch.randn(16, 8, dtype=torch.complex64)]")) >= {"scaled"}
 
 

@@ -586,7 +586,7 @@ def moved(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
     """Return floating values in float64, finite ones changed by about ``rounding`` but within the tensor's range."""
     if tensor.is_complex():
         return torch.view_as_complex(moved(torch.view_as_real(tensor.resolve_conj()), rounding))
-    if not tensor.is_floating_point() or tensor.dtype in PACKED:
+    if not tensor.is_floating_point() or tensor.dtype in PACKED or not tensor.numel():
         return tensor
     wide = tensor.double()
     if _is_whole(wide) and _is_mask(wide) and not bool((wide.abs() <= _INTEGER).all()):
