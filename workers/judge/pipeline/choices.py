@@ -149,8 +149,8 @@ class _Order:
         possible += [
             ranks[rank : rank + 1] for rank in ((values == chosen).all(0).nonzero()[:1, 0] if count == 1 else ())
         ]
-        # Any permutation selects all values.
-        orders = (cls(some, is_sorted) for is_sorted in (True, False)[: 1 + (count < len(ranks))] for some in possible)
+        forms = (True, False) if count < len(ranks) else (True,)  # Any permutation selects all values.
+        orders = (cls(some, is_sorted) for is_sorted in forms for some in possible)
         return next((order for order in orders if order.holds(source, indices)), None)
 
     def holds(self, source: torch.Tensor, indices: torch.Tensor) -> bool:

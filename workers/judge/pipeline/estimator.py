@@ -405,8 +405,10 @@ def is_settled(series: Series, reference: Series | None = None, *, certain: int 
         return len(series.calls) >= certain
     if series.basis != "gpu_clock" or net > errors.limit_ns or not series.has_own:
         return True
-    excess = _excess_ns(series, net, reference)
-    return excess is None or width <= (min if excess > 0 else max)(errors.settled_ns, abs(excess))
+    if (excess := _excess_ns(series, net, reference)) is None:
+        return True
+    is_precise, is_certain = width <= errors.settled_ns, width <= abs(excess)
+    return (is_precise and is_certain) if excess > 0 else (is_precise or is_certain)
 
 
 def _net_ns(series: Series, overheads: list[int], deviate: float = _DEVIATES[0]) -> tuple[float, float]:

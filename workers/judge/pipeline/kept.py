@@ -186,7 +186,8 @@ class KeptCalls:
             right += [proof for proof, is_right in zip(some, matches, strict=True) if is_right]
         # Float64 outputs show a lower precision in calls that are right, too.
         self._random.shuffle(right)
-        return [proof for proof in self._proofs if all(proof is not each for each in right[_SHARPENED:])]
+        settled = right[_SHARPENED:]
+        return [proof for proof in self._proofs if all(proof is not each for each in settled)]
 
     def _check(self, proofs: Sequence[Proof]) -> list[Compared]:
         """Compare the kept outputs of calls with the reference's outputs, and return the figures of some calls."""
