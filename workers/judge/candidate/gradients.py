@@ -183,5 +183,4 @@ def learned(
 def upstream(spec: TensorSpec) -> torch.Tensor:
     """Draw the upstream gradient of an output."""
     assert spec.dtype is not None
-    dtype = spec.dtype if spec.dtype.is_complex else torch.float32
-    return torch.randn(spec.shape, dtype=dtype).to(spec.dtype)
+    return torch.randn(spec.shape, dtype=spec.dtype if spec.dtype.is_complex else torch.float32).to(spec.dtype)

@@ -307,9 +307,7 @@ def _uniform(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> t
 def _integers(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
     """Draw small whole numbers, because sums of their products are exact in any order."""
     low, high = math.ceil(max(own.low, -_INTEGER)), math.floor(min(own.high, _INTEGER))
-    if low >= high:
-        return None
-    return torch.empty_like(tensor).random_(low, high + 1, generator=generator)
+    return None if low >= high else torch.empty_like(tensor).random_(low, high + 1, generator=generator)
 
 
 def _adversarial(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
@@ -592,8 +590,10 @@ def moved(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
     if _is_whole(wide) and _is_mask(wide) and not bool((wide.abs() <= _INTEGER).all()):
         return wide  # A mask that is added to scores has no rounding errors.
     squares = wide.square().nan_to_num_(posinf=0.0)
-    change = squares.add_(squares.mean()).sqrt_().mul_(torch.randn_like(wide)).mul_(rounding)
-    return change.add_(wide).clamp_(*wide.aminmax())
+    usual = squares.mean()
+    if tensor.dim() and tensor.shape[-1] >= _LINE:  # A line of small values has small rounding errors.
+        usual = squares.mean(-1, keepdim=True).clamp_(usual * _NEAR**2, usual)
+    return squares.add_(usual).sqrt_().mul_(torch.randn_like(wide)).mul_(rounding).add_(wide).clamp_(*wide.aminmax())
 
 
 def rounded_otherwise(tensor: torch.Tensor, rounding: float, *, keep: bool = True) -> torch.Tensor:
