@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
+from ctypes import byref, c_size_t, c_uint64
 from functools import cache
 from typing import Any, Final, Protocol
 
@@ -124,42 +125,29 @@ def driver(name: str, *arguments: Any) -> None:
 def _current() -> int:
     """Return the number of this thread's GPU, which is 0 except in groups."""
     number = ctypes.c_int()
-    call("cudaGetDevice", ctypes.byref(number))
+    call("cudaGetDevice", byref(number))
     return number.value
 
 
 class Mapping:
     """A range of this process's GPU addresses, backed by one or more allocations. ``pointer`` is the first address."""
 
-    def __init__(self, handles: Sequence[ctypes.c_uint64], sizes: Sequence[int], *, writable: bool) -> None:
+    def __init__(self, handles: Sequence[c_uint64], sizes: Sequence[int], *, writable: bool) -> None:
         """Map allocations at consecutive addresses. Release ``handles``, even on failure."""
         self.pointer, self.nbytes = 0, 0
         self._sizes: list[int] = []
-        reserved = ctypes.c_uint64()
+        reserved = c_uint64()
         total = sum(sizes)
         hold(self)
         try:
-            driver(
-                "cuMemAddressReserve",
-                ctypes.byref(reserved),
-                ctypes.c_size_t(total),
-                ctypes.c_size_t(0),
-                ctypes.c_uint64(0),
-                ctypes.c_uint64(0),
-            )
+            driver("cuMemAddressReserve", byref(reserved), c_size_t(total), c_size_t(0), c_uint64(0), c_uint64(0))
             self.pointer, self.nbytes = reserved.value, total
             for handle, size in zip(handles, sizes, strict=True):
-                driver(
-                    "cuMemMap",
-                    ctypes.c_uint64(self.pointer + sum(self._sizes)),
-                    ctypes.c_size_t(size),
-                    ctypes.c_size_t(0),
-                    handle,
-                    ctypes.c_uint64(0),
-                )
+                at = c_uint64(self.pointer + sum(self._sizes))
+                driver("cuMemMap", at, c_size_t(size), c_size_t(0), handle, c_uint64(0))
                 self._sizes.append(size)
             access = _Access(_Location(_ON_DEVICE, _current()), _READ_WRITE if writable else _READ)
-            driver("cuMemSetAccess", reserved, ctypes.c_size_t(total), ctypes.byref(access), ctypes.c_size_t(1))
+            driver("cuMemSetAccess", reserved, c_size_t(total), byref(access), c_size_t(1))
         except CudaCallError:
             self.close()
             raise
@@ -172,10 +160,10 @@ class Mapping:
         let_go(self)
         at, sizes, self._sizes = self.pointer, self._sizes, []
         for size in sizes:
-            driver("cuMemUnmap", ctypes.c_uint64(at), ctypes.c_size_t(size))
+            driver("cuMemUnmap", c_uint64(at), c_size_t(size))
             at += size
         if self.pointer:
-            driver("cuMemAddressFree", ctypes.c_uint64(self.pointer), ctypes.c_size_t(self.nbytes))
+            driver("cuMemAddressFree", c_uint64(self.pointer), c_size_t(self.nbytes))
             self.pointer = 0
 
 
@@ -183,8 +171,8 @@ def allocate(nbytes: int) -> tuple[Mapping, int]:
     """Create an allocation. Return its mapping and a descriptor with which another process can open it."""
     size = _rounded(nbytes)
     properties = _Properties(_PINNED, _DESCRIPTOR, _Location(_ON_DEVICE, _current()))
-    handle = ctypes.c_uint64()
-    driver("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(properties), ctypes.c_uint64(0))
+    handle = c_uint64()
+    driver("cuMemCreate", byref(handle), c_size_t(size), byref(properties), c_uint64(0))
     try:
         descriptor = _descriptor_of(handle)
     except CudaCallError:
@@ -193,14 +181,14 @@ def allocate(nbytes: int) -> tuple[Mapping, int]:
     return Mapping([handle], [size], writable=True), descriptor
 
 
-def import_handle(descriptor: int) -> ctypes.c_uint64:
+def import_handle(descriptor: int) -> c_uint64:
     """Return the allocation that a descriptor names. The caller keeps the descriptor and must close it."""
-    handle = ctypes.c_uint64()
-    driver("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(descriptor), _DESCRIPTOR)
+    handle = c_uint64()
+    driver("cuMemImportFromShareableHandle", byref(handle), ctypes.c_void_p(descriptor), _DESCRIPTOR)
     return handle
 
 
-def release(handle: ctypes.c_uint64) -> None:
+def release(handle: c_uint64) -> None:
     """Release an allocation that was imported and not mapped."""
     driver("cuMemRelease", handle)
 
@@ -220,15 +208,15 @@ def _rounded(nbytes: int) -> int:
 
 def range_of(pointer: int) -> tuple[int, int]:
     """Return the base address and the size of the allocation that contains an address."""
-    base, size = ctypes.c_uint64(), ctypes.c_size_t()
-    driver("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer))
+    base, size = c_uint64(), c_size_t()
+    driver("cuMemGetAddressRange_v2", byref(base), byref(size), c_uint64(pointer))
     return base.value, size.value
 
 
 def serial_of(base: int) -> int:
     """Return the allocation's buffer ID, which differs between successive allocations at the same address."""
-    serial = ctypes.c_uint64()
-    driver("cuPointerGetAttribute", ctypes.byref(serial), _BUFFER_ID, ctypes.c_uint64(base))
+    serial = c_uint64()
+    driver("cuPointerGetAttribute", byref(serial), _BUFFER_ID, c_uint64(base))
     return serial.value
 
 
@@ -237,16 +225,16 @@ def export(base: int) -> int:
 
     Raise CudaCallError if it cannot be exported, for example because ``cudaMalloc`` made it.
     """
-    handle = ctypes.c_uint64()
-    driver("cuMemRetainAllocationHandle", ctypes.byref(handle), ctypes.c_void_p(base))
+    handle = c_uint64()
+    driver("cuMemRetainAllocationHandle", byref(handle), ctypes.c_void_p(base))
     try:
         return _descriptor_of(handle)
     finally:
         driver("cuMemRelease", handle)
 
 
-def _descriptor_of(handle: ctypes.c_uint64) -> int:
+def _descriptor_of(handle: c_uint64) -> int:
     descriptor = ctypes.c_int()
-    driver("cuMemExportToShareableHandle", ctypes.byref(descriptor), handle, _DESCRIPTOR, ctypes.c_uint64(0))
+    driver("cuMemExportToShareableHandle", byref(descriptor), handle, _DESCRIPTOR, c_uint64(0))
     os.set_inheritable(descriptor.value, False)
     return descriptor.value
