@@ -45,6 +45,7 @@ import signal
 from ast import literal_eval
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -147,17 +148,8 @@ class Recorder:
             outcome = Outcome(category=Category.WORKER_LOST, message=message, phase=record.phase)
         else:
             outcome = outcome_of(error, record, out_of_memory=linux.out_of_memory_kills() > oom_kills)
-        self._record(
-            lambda: evaluations.finish(
-                self._engine,
-                record.evaluation_id,
-                record.number,
-                outcome,
-                written_by=Writer.WORKER,
-                retry_delay_s=self._retry_delay_s,
-                handed_back=handed_back,
-            )
-        )
+        end = partial(evaluations.finish, self._engine, record.evaluation_id, record.number, outcome)
+        self._record(lambda: end(written_by=Writer.WORKER, retry_delay_s=self._retry_delay_s, handed_back=handed_back))
         self._status_page.forget(record)
         _log.warning(
             "recorded an outcome that the judge could not",

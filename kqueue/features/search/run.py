@@ -360,14 +360,8 @@ class Search(Runner[Plan]):
         if proposal.answer is None:
             question = self._question(step, proposal)
             answer = self.proposer.propose(question)
-            proposal = searches.asked(
-                self.engine,
-                self.run.id,
-                proposal.number,
-                prompt=question.prompt,
-                answer=answer,
-                kernel=take(answer).kernel,
-            )
+            columns = {"prompt": question.prompt, "answer": answer, "kernel": take(answer).kernel}
+            proposal = searches.asked(self.engine, self.run.id, proposal.number, **columns)
         return self._judged(proposal)
 
     def _question(self, step: Step, proposal: Proposal) -> Question:

@@ -75,17 +75,10 @@ def finish(
             evaluation is due again at once.
     """
     with transaction(engine) as connection:
-        recorded = _end(
-            connection,
-            evaluation_id,
-            number,
-            outcome,
-            written_by=written_by,
-            retry_delay_s=retry_delay_s,
-            handed_back=handed_back,
-        )
+        ended = (connection, evaluation_id, number, outcome)
+        recorded = _end(*ended, written_by=written_by, retry_delay_s=retry_delay_s, handed_back=handed_back)
         if recorded is None or recorded is Recorded.LATE:
-            _log_late(connection, evaluation_id, number, outcome, written_by)
+            _log_late(*ended, written_by)
     if recorded is Recorded.FINAL:
         notify(engine, VERDICTS_CHANNEL, [evaluation_id])
     return recorded or Recorded.LATE
@@ -227,15 +220,8 @@ def _end(
         return None
     fleet = outcome.category.blame is Blame.FLEET
     earlier = History.read(connection, evaluation_id) if fleet or number > 1 else History()
-    attempt_id = _close_attempt(
-        connection,
-        evaluation_id,
-        number,
-        outcome,
-        written_by=written_by,
-        handed_back=handed_back,
-        only_overdue=only_overdue,
-    )
+    ended = (connection, evaluation_id, number, outcome)
+    attempt_id = _close_attempt(*ended, written_by=written_by, handed_back=handed_back, only_overdue=only_overdue)
     if attempt_id is None:
         return None if only_overdue else Recorded.LATE
     if evaluation.state == EvaluationState.DONE:
