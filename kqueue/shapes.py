@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from symtable import SymbolTable, symtable
 from typing import Annotated, Any, Final, cast
 
@@ -282,9 +283,7 @@ def sizes_of(source: str) -> tuple[Number, ...]:
     source is not valid Python, or has more than 64 such numbers.
     """
     body = _body(source)
-    starts = [0]
-    for line in source.encode().splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
+    starts = list(accumulate(map(len, source.encode().splitlines(keepends=True)), initial=0))
     numbers: list[Number] = []
     makers = _makers(body)
     fixed = _read_by_others(source, makers) if body else set[str]()

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from kqueue.errors import InvalidRequest
@@ -245,9 +245,7 @@ def _sites(text: str) -> Iterator[Site]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InvalidRequest(f"the kernel is not valid Python: {error}") from None
     source = text.encode()
-    starts = [0]
-    for line in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
+    starts = list(accumulate(map(len, source.splitlines(keepends=True)), initial=0))
 
     def site(kind: Kind, name: str, node: ast.expr) -> Site:
         value = _inner(node)
@@ -361,11 +359,9 @@ def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
     while todo:
         node = todo.pop()
         yield node
-        if isinstance(node, ast.JoinedStr):
-            continue
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            continue
-        todo += ast.iter_child_nodes(node)
+        is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if not is_docstring and not isinstance(node, ast.JoinedStr):
+            todo += ast.iter_child_nodes(node)
 
 
 # C in strings ----------------------------------------------------------------------------------------------
@@ -377,18 +373,9 @@ def _macros(source: bytes, starts: Sequence[int], start: int, end: int) -> Itera
 
     def site(match: re.Match[str], *, word: bool = False) -> Site:
         value, first = match["value"].strip(), match.end("value") - len(match["value"].lstrip())
-        last = first + len(value)
-        begin, over = (begins[first], ends[last - 1]) if value else (start, start)
-        return Site(
-            Kind.MACRO,
-            match["name"],
-            bisect_right(starts, begin),
-            begin,
-            over,
-            bool(value) and _UNKNOWN not in value,
-            value,
-            word,
-        )
+        begin, over = (begins[first], ends[first + len(value) - 1]) if value else (start, start)
+        is_plain = bool(value) and _UNKNOWN not in value
+        return Site(Kind.MACRO, match["name"], bisect_right(starts, begin), begin, over, is_plain, value, word)
 
     if _OPTIONS.match(text):
         for option in _OPTION.finditer(text):
@@ -553,9 +540,7 @@ class Space:
 
     def source(self, config: Config) -> str:
         """Return the kernel of a configuration."""
-        if config == ORIGINAL:
-            return self._kernel
-        return self._tunable.kernel(dict(zip(self.names, config, strict=True)))
+        return self._kernel if config == ORIGINAL else self._tunable.kernel(self.shown(config))
 
     def shown(self, config: Config) -> dict[str, str]:
         """Return a configuration's values by name. The original's values are read from its source."""
