@@ -221,9 +221,7 @@ class Config(BaseModel):
     @property
     def build_location(self) -> str:
         """The absolute path or URL of compiled extensions. It is empty if they are not stored."""
-        if self.build_store_bytes == 0:
-            return ""
-        return self.build_store or str(self.scratch.absolute() / "builds")
+        return "" if self.build_store_bytes == 0 else self.build_store or str(self.scratch.absolute() / "builds")
 
     def require_database(self) -> str:
         """Return the database's URL. Raise :class:`ConfigError` if it is not set, or its packages are absent."""

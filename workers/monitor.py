@@ -178,9 +178,7 @@ class Monitor:
         """Return the reason why a GPU's workers must take no evaluations, or None. CPU slots never pause here."""
         if uuid not in self._devices:
             return None
-        if uuid not in self._states:
-            return "the state of its GPU is not known yet"
-        return self._states[uuid].paused
+        return self._states[uuid].paused if uuid in self._states else "the state of its GPU is not known yet"
 
     def resets(self) -> set[str]:
         """Return the GPUs that an operator wants to reset. The caller ends their workers, and tests wait for that."""

@@ -173,9 +173,7 @@ class WorkerProcess:
         if self.process is None:
             return None
         code = self.process.poll()
-        if code is None and self.killed_at and now - self.killed_at > STUCK_S:
-            return -signal.SIGKILL
-        return code
+        return -signal.SIGKILL if code is None and self.killed_at and now - self.killed_at > STUCK_S else code
 
     def close(self) -> None:
         """Note the end of the process, and schedule the start of the next one."""

@@ -68,9 +68,7 @@ def changes(lines: Iterable[str]) -> list[tuple[str, str]]:
 def _finalize(value: object) -> object:
     if value is None:
         return ""
-    if isinstance(value, Markup):
-        return value
-    return _capped(clean(value), _LONGEST)
+    return value if isinstance(value, Markup) else _capped(clean(value), _LONGEST)
 
 
 def _capped(text: str, most: int) -> str:
@@ -86,9 +84,7 @@ def _seconds(value: float | None) -> str:
     whole = round(value)
     if whole < 60:
         return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _size(value: float | None) -> str:

@@ -175,9 +175,7 @@ async def autopsy_live(request: Request, viewer: Viewer, evaluation_id: UUID) ->
 
     async def render() -> str | None:
         running = _autopsies(request).find(evaluation_id)
-        if running is None or running.is_over:
-            return None
-        return present.render("autopsy/live.html", running=running)
+        return None if running is None or running.is_over else present.render("autopsy/live.html", running=running)
 
     return live(request, viewer, render)
 

@@ -170,9 +170,7 @@ async def settle(gateway: Gateway, request: HttpRequest, evaluation_id: UUID) ->
     """Wait for an evaluation and return its verdict, or an error answer if neither kernel nor problem is to blame."""
     verdict = await gateway.wait(request, evaluation_id, None)
     assert verdict is not None
-    if verdict.blame not in (Blame.FLEET, Blame.NOBODY):
-        return verdict
-    return refusal(verdict, request.url.path)
+    return refusal(verdict, request.url.path) if verdict.blame in (Blame.FLEET, Blame.NOBODY) else verdict
 
 
 def refusal(verdict: Verdict, path: str) -> JSONResponse:

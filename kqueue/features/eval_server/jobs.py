@@ -122,9 +122,7 @@ async def evaluate_sync(
     """Accept a job and wait for its result."""
     job_id = await _accept(gateway, caller, body, key)
     verdict = await dialects.settle(gateway, request, job_id)
-    if isinstance(verdict, JSONResponse):
-        return verdict
-    return await _job(gateway, await fleet.get(), job_id)
+    return verdict if isinstance(verdict, JSONResponse) else await _job(gateway, await fleet.get(), job_id)
 
 
 @router.get("/job/{job_id}")

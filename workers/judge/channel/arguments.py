@@ -72,9 +72,7 @@ def _without_tensors(value: Any, depth: int, tensors: list[torch.Tensor]) -> Any
         data = as_data(value)
     except ValueError as error:
         raise ArgumentsError(str(error)) from None
-    if isinstance(data, Named):
-        return data
-    return Built(data.name, _without_tensors(data.attributes, depth + 1, tensors))
+    return data if isinstance(data, Named) else Built(data.name, _without_tensors(data.attributes, depth + 1, tensors))
 
 
 def leaves(arrangement: Any, path: str) -> Iterator[tuple[str, Any]]:

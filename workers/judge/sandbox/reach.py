@@ -128,9 +128,7 @@ def _gpu_nodes(visible: str | None) -> tuple[tuple[str, ...], bool | str]:
     if visible is None:
         return every, "CUDA_VISIBLE_DEVICES names no GPU" if every else True
     minor = _minor(visible)
-    if isinstance(minor, str):
-        return every, minor
-    return (f"/dev/nvidia{minor}",), True
+    return (every, minor) if isinstance(minor, str) else ((f"/dev/nvidia{minor}",), True)
 
 
 def _minor(uuid: str) -> int | str:
