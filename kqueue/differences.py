@@ -28,17 +28,11 @@ _STEPS: Final = 2_000_000
 
 def of_sources(a: Detail, b: Detail, *, context: int = 3) -> list[str]:
     """Return the lines of a unified diff of two evaluations' problems and kernels, or none if they are equal."""
-    return [
-        line
-        for part in ("problem", "kernel")
-        for line in unified(
-            getattr(a, part).splitlines(),
-            getattr(b, part).splitlines(),
-            _named(a, part),
-            _named(b, part),
-            context=context,
-        )
-    ]
+    lines: list[str] = []
+    for part in ("problem", "kernel"):
+        one, other = (getattr(detail, part).splitlines() for detail in (a, b))
+        lines += unified(one, other, _named(a, part), _named(b, part), context=context)
+    return lines
 
 
 def are_too_long(a: Detail, b: Detail) -> bool:

@@ -229,19 +229,12 @@ def _plots(verdict: contract.Verdict) -> list[Plot]:
     def at(value: float) -> float:
         return round(min(100.0, max(0.0, 100 * value / end)), 2)
 
-    return [
-        Plot(
-            name,
-            one,
-            at(one.min_ms),
-            at(one.q1_ms),
-            at(one.median_ms),
-            at(one.q3_ms),
-            at(one.max_ms),
-            _columns(one.histogram, at) if one.histogram else (),
-        )
-        for name, one in measured.items()
-    ]
+    plots: list[Plot] = []
+    for name, one in measured.items():
+        low, q1, median, q3, high = map(at, (one.min_ms, one.q1_ms, one.median_ms, one.q3_ms, one.max_ms))
+        columns = _columns(one.histogram, at) if one.histogram else ()
+        plots.append(Plot(name, one, low, q1, median, q3, high, columns))
+    return plots
 
 
 def _columns(histogram: Histogram, at: Callable[[float], float]) -> Sequence[Column]:

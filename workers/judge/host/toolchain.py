@@ -87,14 +87,8 @@ def _compilers(environment: Mapping[str, str]) -> Iterator[list[str]]:
 
 def _version(program: str, environment: Mapping[str, str]) -> str:
     try:
-        command = [program, "--version"]
         done = subprocess.run(
-            command,
-            env=dict(environment),
-            capture_output=True,
-            timeout=_VERSION_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
+            [program, "--version"], env=environment, capture_output=True, timeout=_VERSION_S, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return repr(error)
