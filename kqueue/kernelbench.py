@@ -102,8 +102,7 @@ def result_of(verdict: Verdict) -> dict[str, Any]:
     """
     hardware = verdict.environment.device if verdict.environment else None
     # A candidate sees only one GPU.
-    device = "cpu" if verdict.lane == "cpu" else "cuda:0"
-    where = {"hardware": hardware, "device": device}
+    where = {"hardware": hardware, "device": "cpu" if verdict.lane == "cpu" else "cuda:0"}
     return {
         "compiled": bool(verdict.compiled),
         "correctness": bool(verdict.correctness),

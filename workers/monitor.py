@@ -310,8 +310,7 @@ class Monitor:
             return
         output = os.fdopen(os.memfd_create("kqueue-self-test", os.MFD_CLOEXEC), "w+b")
         arguments = [uuid, str(self._locks[uuid])] + ([str(self._least[uuid])] if uuid in self._least else [])
-        helper = _Helper(self._self_test, arguments, visible=uuid, output=output)
-        self._tests[uuid] = _Test(helper, output)
+        self._tests[uuid] = _Test(_Helper(self._self_test, arguments, visible=uuid, output=output), output)
         _log.info("a GPU is tested", gpu=uuid, reason=self._states[uuid].reason)
 
     def _follow(self, uuid: str, in_database: Callable[[Callable[[], object]], bool]) -> None:

@@ -244,8 +244,7 @@ class Follower:
         if now - KEPT > self._since:
             self._since = now - KEPT
         for ids in self._ended(self._since):
-            courses = reports.courses(self._engine, ids)
-            spans = [span for course in courses for span in self._traces.of(course)]
+            spans = [span for course in reports.courses(self._engine, ids) for span in self._traces.of(course)]
             if spans and not self._send(spans):
                 return False
             self._sent |= ids

@@ -350,8 +350,7 @@ def timeline(detail: Detail) -> Iterator[Event]:
         if attempt.ended_at is not None:
             # Where the judge could not report the phase, it comes from the status page.
             how = {"category": attempt.category, "phase": attempt.phase, "written_by": attempt.written_by}
-            fields = about | how | {"message": attempt.message}
-            yield Event(attempt.ended_at, "database", "attempt ended", fields)
+            yield Event(attempt.ended_at, "database", "attempt ended", about | how | {"message": attempt.message})
     verdict = detail.verdict
     if verdict is not None:
         fields = {

@@ -113,8 +113,7 @@ def _restricted(request: Request, caller: Caller) -> Caller:
         raise HttpError(400, f"the header {SESSION} is malformed: use NAME[;evaluations=N][;seconds=N]")
     name, most, seconds = match.groups()
     limits = [None if limit is None else int(limit) for limit in (most, seconds)]
-    view = Viewer(caller.owner, True, name or None, *limits)
-    return replace(caller, restricted=view)
+    return replace(caller, restricted=Viewer(caller.owner, True, name or None, *limits))
 
 
 async def _identify(request: Request) -> Caller:

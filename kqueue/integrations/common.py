@@ -187,8 +187,7 @@ def judge(
     if isinstance(request, InvalidRequest):
         return Judged(0.0, None, f"FAILED: {request}\n{taken.note}".rstrip(), taken)
     verdict = evaluate(request)
-    feedback = describe(verdict, taken.kernel, note=taken.note)
-    return Judged(known(verdict, score), verdict, feedback, taken)
+    return Judged(known(verdict, score), verdict, describe(verdict, taken.kernel, note=taken.note), taken)
 
 
 async def judge_async(client: AsyncClient, problem: str, answer: Answer, settings: Judging) -> float:
@@ -266,8 +265,7 @@ def starting_kernel(source: str) -> str:
         if isinstance(node, ast.Name) and node.id == "Model":
             positions.add((node.lineno, node.col_offset))
         elif isinstance(node, ast.ClassDef) and node.name == "Model":
-            after = node.col_offset + len("class")
-            positions.add((node.lineno, lines[node.lineno - 1].index(b"Model", after)))
+            positions.add((node.lineno, lines[node.lineno - 1].index(b"Model", node.col_offset + len("class"))))
     # From the end, so that earlier positions stay valid. Columns are in bytes.
     for line, column in sorted(positions, reverse=True):
         text = lines[line - 1]

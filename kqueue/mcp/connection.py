@@ -39,8 +39,7 @@ class _InProcess(Http):
 
     def __init__(self, app: Any) -> None:
         super().__init__(_HERE, 0)
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        self._app = httpx.AsyncClient(base_url=_HERE, transport=transport)
+        self._app = httpx.AsyncClient(base_url=_HERE, transport=httpx.ASGITransport(app, raise_app_exceptions=False))
 
     async def request(self, method: str, path: str, **parts: Any) -> Answer:
         answer = await self._app.request(method, path, **parts)

@@ -114,8 +114,7 @@ def of(engine: Engine, token_ids: Collection[UUID]) -> dict[UUID, Budget]:
 
 def refusal(connection: Connection, budget: Budget) -> BudgetSpent:
     """Within the caller's transaction, return the error for a submission of a token whose budget is used up."""
-    too_many = budget.used_s - budget.seconds
-    wait_s = connection.scalar(_UNTIL, {"id": budget.token_id, "too_many": too_many})
+    wait_s = connection.scalar(_UNTIL, {"id": budget.token_id, "too_many": budget.used_s - budget.seconds})
     # A running attempt does not leave the window before a whole window has passed.
     return BudgetSpent(budget.seconds, budget.window_s, float(wait_s) if wait_s is not None else budget.window_s)
 

@@ -187,8 +187,7 @@ class _Child:
             if config.pluginmanager.hasplugin(name):
                 config.pluginmanager.unregister(name=name)
         if config.pluginmanager.hasplugin(_REPORTER):
-            reporter = config.pluginmanager.unregister(name=_REPORTER)
-            config.pluginmanager.register(_Silenced(reporter), _REPORTER)
+            config.pluginmanager.register(_Silenced(config.pluginmanager.unregister(name=_REPORTER)), _REPORTER)
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Pass on the files with captured output, which would be lost with this process if no other had them open."""

@@ -171,8 +171,7 @@ class _Decoder:
         self._read = end
         if not count:
             return torch.empty(shape, dtype=dtype)
-        data = bytearray(self._tensors[at:end])
-        return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
+        return torch.frombuffer(bytearray(self._tensors[at:end]), dtype=torch.uint8).view(dtype).reshape(shape)
 
 
 def _few(items: Any) -> Any:

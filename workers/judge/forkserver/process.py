@@ -442,8 +442,7 @@ class SealedProcess:
             if ended.hung:
                 what, within = "the GPU's work for one call", f"{self._gpu_s:.4g} s"
                 named = ", 300 times the reference's time or the setting deadlines.gpu_s, whichever is longer"
-            message = f"{what} did not end within {within}{named}"
-            return EvaluationEnded(category, message, phase, **facts)
+            return EvaluationEnded(category, f"{what} did not end within {within}{named}", phase, **facts)
         if ended.reason in _REASONS:
             category = _REASONS[ended.reason]
             limit = f"the {ended.reason} limit of {ended.limit_bytes} bytes"

@@ -300,5 +300,4 @@ def _to_bytes(entry: Entry) -> bytes:
 
 def _from_bytes(record: bytes) -> Entry:
     pid, nbytes, capacity, since, waiting = _FIELDS.unpack_from(record)
-    label = record[_FIELDS.size :].decode("utf-8", "replace")
-    return Entry(pid, nbytes, label, waiting, since, capacity)
+    return Entry(pid, nbytes, record[_FIELDS.size :].decode("utf-8", "replace"), waiting, since, capacity)

@@ -100,14 +100,12 @@ def leave(status: int) -> NoReturn:
 
 def set_name(name: str) -> None:
     """Set the process's name that ``ps`` shows, cut to 15 bytes."""
-    buffer = ctypes.create_string_buffer(name.encode()[:15])
-    _check(_libc.prctl(PR_SET_NAME, buffer, 0, 0, 0), "prctl PR_SET_NAME")
+    _check(_libc.prctl(PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:15]), 0, 0, 0), "prctl PR_SET_NAME")
 
 
 def drop_capabilities() -> None:
     """Drop every held or inheritable capability."""
-    header = struct.pack("=Ii", 0x20080522, 0)
-    _check(_libc.capset(header, bytes(24)), "capset")
+    _check(_libc.capset(struct.pack("=Ii", 0x20080522, 0), bytes(24)), "capset")
 
 
 def keep_freed_memory() -> None:

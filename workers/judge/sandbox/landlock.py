@@ -107,8 +107,7 @@ class Ruleset:
             access &= self._handled
             if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
                 access &= _OF_A_FILE
-            rule = struct.pack("=Qi", access, descriptor)
-            linux.syscall(_ADD_RULE, self._descriptor, _RULE_PATH_BENEATH, rule, 0)
+            linux.syscall(_ADD_RULE, self._descriptor, _RULE_PATH_BENEATH, struct.pack("=Qi", access, descriptor), 0)
         finally:
             os.close(descriptor)
 

@@ -81,8 +81,7 @@ def find(visible: str | None) -> tuple[Reach, bool | str]:
     The second result is True if they include the devices of at most one GPU, or else the reason.
     """
     gpus, only = _gpu_nodes(visible)
-    host_files = _GPU_FILES if gpus else _CPU_FILES
-    readable = tuple(dict.fromkeys([*_SYSTEM, *map(str, _named()), *_FILES, *host_files]))
+    readable = tuple(dict.fromkeys([*_SYSTEM, *map(str, _named()), *_FILES, *(_GPU_FILES if gpus else _CPU_FILES)]))
     return Reach(readable, _NODES, (*_GPU_NODES, *gpus) if gpus else ()), only
 
 
