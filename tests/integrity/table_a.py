@@ -119,6 +119,8 @@ def _phases() -> Iterator[Program]:
     yield program("timing/superbatching", "superbatching", WRONG)
     yield program("timing/sequence_learned_graph", "sequence-learned CUDA graphs", WRONG, lanes=GPU)
     yield program("timing/stale_graph_replay", "stale graph replay", WRONG, lanes=GPU)
+    yield program("timing/graph_of_first_input", "stale graph replay", WRONG, lanes=GPU)
+    yield program("timing/first_input_kept", "stale graph replay", WRONG)
 
 
 def _caches() -> Iterator[Program]:
@@ -167,6 +169,7 @@ def _controls() -> Iterator[Program]:
     yield control("controls/cupy_wide_gelu", backend="cupy", honest="controls/torch_wide_gelu", **wide)
     yield control("controls/cupy_fused_chain", backend="cupy", problem="chain", lanes=GPU)
     yield control("controls/cuda_graph", problem="chain", lanes=GPU)
+    yield control("controls/cuda_graph_of_triton", backend="triton", lanes=GPU)
     yield control("controls/cuda_graph_of_matmul", honest="controls/torch_heavy_matmul", **heavy)
     yield control("controls/streams_joined", honest="controls/torch_heavy_matmul", **heavy)
     compiling = Deadlines(load_s=90, construct_s=30, check_s=120, time_s=30)

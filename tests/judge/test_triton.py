@@ -8,10 +8,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from triton.backends import nvidia
 
+from workers.judge.candidate import warm_up
 from workers.judge.candidate.failures import shortage_of
 from workers.judge.forkserver import prewarm
 
@@ -82,7 +84,7 @@ made.utils.load_binary = lambda *_: (1, 1, 32, 0, 1024)
 a = torch.zeros(256, 256)
 for launches in json.loads(sys.argv[2]):
     launched, raised = [], []
-    with warm_up.launching_nothing(launched):
+    with warm_up.launching_nothing(launched, kernels, None):
         for name, options in launches:
             try:
                 getattr(kernels, name)[(1,)](a, a, **options)
@@ -148,3 +150,42 @@ def test_a_candidate_finds_done_what_each_process_does_once(tmp_path: Path, monk
     assert run(tmp_path, _ENQUEUED) == "True 1 1\n"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert prewarm.prepare() == {}
+
+
+#: Module whose model keeps what a first call makes, in each place where one can keep it.
+_KEEPING = """
+import functools, torch
+TABLE, CACHE, ORDER, NUMBERS = None, {}, [], set()
+class Helper:
+    kept = None
+@functools.cache
+def cached(x): return x
+def default(x, cache={}): cache[x] = x
+class ModelNew(torch.nn.Module):
+    SHARED = {}
+    def __init__(self):
+        super().__init__()
+        self.helper, self.graphs = Helper(), {"inner": {}}
+    def forward(self):
+        global TABLE
+        TABLE = CACHE["a"] = self.packed = ModelNew.LATE = self.helper.kept = default.count = cached(1)
+        self.graphs["inner"]["b"] = self.SHARED["c"] = ORDER.append(NUMBERS.add(default(1)))
+        self.register_buffer("late", torch.ones(1))
+    def state(self):
+        kept = TABLE, CACHE, ORDER, NUMBERS, cached.cache_info().currsize, default.__defaults__, vars(default)
+        return repr((kept, vars(self), vars(self.helper), self.SHARED, hasattr(ModelNew, "LATE")))
+"""
+
+
+def test_a_call_that_launches_nothing_leaves_no_state() -> None:
+    """What a kernel keeps from it, such as a packed weight or a CUDA graph, would lack the skipped work."""
+    module = ModuleType("keeping")
+    exec(_KEEPING, vars(module))
+    model = module.ModelNew()
+    before = model.state()
+    with warm_up.launching_nothing([], module, model):
+        model()
+        assert model.state() != before
+    assert model.state() == before
+    model()
+    assert model.late == model.packed == 1

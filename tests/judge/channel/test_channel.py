@@ -121,6 +121,7 @@ def test_both_sides_see_the_same_tensor(dtype: torch.dtype) -> None:
         there = opened(shared)
         shared.tensor.copy_(like)
         assert (there.shape, there.dtype) == (like.shape, dtype)
+        assert set(os.pread(shared.descriptor, 4096, shared.flat.numel())) == {0xFF}  # A float beyond the end is NaN.
         assert there.reshape(-1).view(torch.uint8).tolist() == like.reshape(-1).view(torch.uint8).tolist()
         shared.close()
     shared = SharedTensor(torch.zeros(4, 5, dtype=dtype).t())

@@ -68,6 +68,8 @@ _MARKED_EVERY: Final = 8
 _MARKED_HOST_CALLS: Final = 4
 #: GPU memory in bytes that a model can leave to torch for the next one, because allocating it again costs time.
 _RESTING_BYTES: Final = 128 << 20
+#: Maximum size of the inputs together of which a candidate's first call gets copies.
+_COPIED_BYTES: Final = 64 << 20
 #: Orders after which the judge sends another order at once.
 _PROMPT: Final = frozenset({Order.ENQUEUE, Order.RUN})
 
@@ -147,6 +149,7 @@ class Harness:
         self.is_member = False
         self._job = Job("", "", torch.float32, seed=0)
         self._class: Any
+        self._module: Any
         self.own = Instance()
         self.exports = Exports()
         self._semaphores: Semaphores
@@ -300,7 +303,7 @@ class Harness:
                 told += f" ({self._job.entry} is {kind})"
             others = [name for name, value in vars(module).items() if _is_model(value)]
             raise EntryPointError(told + (f", only {' and '.join(others[:3])}" if others else ""))
-        self._class = entry
+        self._class, self._module = entry, module
         for backend in registered().values() if self.on_gpu else ():
             if backend.prepare is not None and (loaded := sys.modules.get(backend.modules[0])) is not None:
                 backend.prepare(loaded, torch)
@@ -422,9 +425,6 @@ class Harness:
         own.gradients = binding.gradients
         if binding.resets != own.resets:
             own.watch(binding.resets, binding.compared)
-        own.input_memory = [
-            (opened.tensor.data_ptr(), spec.nbytes) for opened, spec in zip(own.inputs, binding.buffers, strict=True)
-        ]
         return self.done(command)
 
     def _bind_outputs(self, command: Command) -> Reply:
@@ -470,10 +470,12 @@ class Harness:
         # on data that a skipped launch did not write, so only the real call decides.
         self._flags[flags.COMPILING] = 1
         launched: list[list[Any]] = []
-        compiling = contextlib.nullcontext() if self._job.compiled else warm_up.launching_nothing(launched)
+        compiling: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if not self._job.compiled:
+            compiling = warm_up.launching_nothing(launched, self._module, self.own.model)
         try:
             with compiling, self.grad_mode():
-                self.own.call()()
+                self.own.call(self._copies())()
                 self.settle()
         except Exception as error:  # noqa: BLE001 -- unwritten data can cause any exception
             if not launched and failures.tag_of(error) in (Tag.COMPILE, Tag.RESOURCES):
@@ -484,11 +486,20 @@ class Harness:
             self._path.with_name(LAUNCHED).write_text(json.dumps(launched))
         return self.done(command)
 
+    def _copies(self) -> list[torch.Tensor] | None:
+        """Return copies of small inputs for a candidate's first call, or None.
+
+        So a kernel that keeps an input, or records its address in a CUDA graph, does not find later inputs there.
+        """
+        shared = [one.tensor for one in self.own.inputs]
+        is_due = not (self._calls or self.holds_sets) and sum(one.nbytes for one in shared) <= _COPIED_BYTES
+        return [one.clone() for one in shared] if is_due else None
+
     def _run(self, command: Command) -> Reply:
-        own = self.own
+        own, copies = self.own, self._copies()
         self._renew_memory(marks=not self.holds_sets)
         own.reset()
-        call = own.call()
+        call = own.call(copies)
         set_seed(command.seed)
         with self.grad_mode():
             self.settle()
@@ -501,6 +512,8 @@ class Harness:
                 self._flags[flags.ON_GPU] = 0
             self._begin_exports()
             reply = self.deliver(command.sequence, output)
+            for one, copy in zip(own.inputs, copies or (), strict=False):
+                one.tensor.copy_(copy)  # The judge reads changed inputs, and outputs that are views of them, there.
             self.settle()
         return reply
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, cast
 
@@ -164,9 +164,11 @@ class Instance:
                 return number
         return None
 
-    def call(self) -> Callable[[], Any]:
-        """Return a function that makes one call of the model."""
-        tensors = put_back([one.tensor for one in self.inputs], self.views, differentiates=self.differentiates)
+    def call(self, inputs: Sequence[torch.Tensor] | None = None) -> Callable[[], Any]:
+        """Return a function that makes one call of the model, with ``inputs`` instead of the shared ones if given."""
+        inputs = [one.tensor for one in self.inputs] if inputs is None else inputs
+        self.input_memory = [(one.data_ptr(), one.nbytes) for one in inputs]
+        tensors = put_back(inputs, self.views, differentiates=self.differentiates)
         return gradients.prepared(self.model, self.gradients, self.arrangement, tensors, self.steps)
 
 

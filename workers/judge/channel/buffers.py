@@ -37,6 +37,8 @@ _MOST_RUNS: Final = 512
 _PIECES: Final = 64
 #: Minimum size of a piece in bytes.
 _LEAST_PIECE: Final = 16 << 10
+#: Byte beyond the end of a shared tensor. Floating numbers of it are NaN, so a kernel that reads them is wrong.
+_BEYOND: Final = 0xFF
 
 
 class _DeviceMemory:
@@ -69,10 +71,13 @@ class SharedTensor:
         self.descriptor: int | None
         if like.is_cuda:
             self._mapping, self.descriptor = gpu_memory.allocate(nbytes)
-            flat = _view_of(self._mapping, nbytes)
+            whole = _view_of(self._mapping, self._mapping.nbytes)
         else:
-            self.descriptor = memory("kqueue-buffer", nbytes)
-            flat = _map(self.descriptor, nbytes)
+            size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            self.descriptor = memory("kqueue-buffer", size)
+            whole = _map(self.descriptor, size)
+        whole[nbytes:].fill_(_BEYOND)
+        flat = whole[:nbytes]
         self.spec = BufferSpec(nbytes, like.dtype, tuple(like.shape), model.stride(), like.device.type)
         self.flat = flat
         self.tensor = _view(flat, self.spec)

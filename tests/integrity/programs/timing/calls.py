@@ -209,3 +209,24 @@ class ModelNew(nn.Module):
                 self.out = F.gelu(self.x, approximate="tanh")
         self.graph.replay()
         return self.out
+
+# %% graph_of_first_input
+"""Records a CUDA graph that reads the first call's input, and replays it without a copy of later inputs."""
+class ModelNew(nn.Module):
+    graph = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.graph is None:
+            F.gelu(x, approximate="tanh")
+            torch.cuda.synchronize()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.out = F.gelu(x, approximate="tanh")
+        self.graph.replay()
+        return self.out
+
+# %% first_input_kept
+"""Answers from the tensor that it got first, which would hold later inputs too if they had the same memory."""
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    self.x = getattr(self, "x", x)
+    return F.gelu(self.x, approximate="tanh")
