@@ -194,9 +194,9 @@ class Deadlines(_Model):
     """Deadline for constructing ``ModelNew`` and moving it to the device."""
     check_s: _Seconds = 60.0
     """Deadline for all checked calls, including Triton's compilation at the first call."""
-    gpu_s: _Seconds = 1.0
+    gpu_s: _Seconds = 3.0
     """Deadline for the GPU's work of a checked call once ``forward`` has returned. If 300 times the reference's time is
-    longer, that applies."""
+    longer, that applies. A GPU can take a few seconds to report a fault of many threads."""
     time_s: _Seconds = 60.0
     """Deadline for all timed calls."""
     examine_s: _Seconds = 300.0
