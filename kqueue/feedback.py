@@ -19,7 +19,7 @@ _FRAME: Final = re.compile(r'File "[^"\n]*/kernel\.py", line (\d+)(?:,? in (\S+)
 _STACK: Final = "(most recent call first):"
 #: The kernel's line at the beginning of a message. Before the text of an exception is its type.
 _LINE: Final = re.compile(r"line (\d{1,9}): ")
-_FOLDER: Final = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
+_FOLDER: Final = re.compile(r"(?<![\w.])(?<!:/)/(?:[\w.+-]+/)+")
 _CONTEXT_LINES: Final = 2
 #: Number of the last characters that a process wrote before it died, such as a message of the C library.
 _WRITTEN: Final = 300
@@ -56,13 +56,8 @@ def describe(verdict: Result, kernel: str, *, note: str = "", limit: int = 6000)
     elif verdict.passed:
         lines = ["CORRECT: " + verdict.message, *_times(verdict), *_limits(verdict)]
     else:
-        lines = [
-            *_failure(verdict),
-            *_lacked(verdict),
-            *_where(verdict, kernel),
-            *_differences(verdict),
-            *causes(verdict),
-        ]
+        lines = [*_failure(verdict), *_lacked(verdict), *_where(verdict, kernel)]
+        lines += [*_differences(verdict), *causes(verdict)]
     lines += shape_lines(verdict.evidence)
     if note:
         lines.insert(1, note)
@@ -164,8 +159,14 @@ def first_wrong(facts: Facts) -> Iterator[str]:
 
 
 def causes(verdict: Result) -> Iterator[str]:
-    """Yield the known facts that can explain wrong values, each with the remedy."""
+    """Yield the known facts that can explain wrong values or a failed launch, each with the remedy."""
     facts, evidence = verdict.facts, verdict.evidence
+    if verdict.category is Category.LAUNCH_RESOURCES_EXCEEDED and facts.cuda_code == 1:
+        yield (
+            "CUDA error 1 (invalid argument): check the launch. A block has 1 to 1024 threads, no dimension is 0, and "
+            "a kernel with more than 48 KiB of dynamic shared memory needs cudaFuncSetAttribute (in CuPy "
+            "max_dynamic_shared_size_bytes). If the launch is right, check the arguments of other CUDA calls."
+        )
     if not facts.first:
         return
     if facts.likeness is not None and facts.unwritten != facts.wrong:
@@ -173,10 +174,8 @@ def causes(verdict: Result) -> Iterator[str]:
     if facts.unwritten is not None and facts.unwritten == facts.of:
         yield "The call wrote nothing: check that it launches the kernel, and returns a new output."
     elif facts.unwritten is not None:
-        every = (
-            "All wrong values" if facts.unwritten >= (facts.wrong or 0) else f"{facts.unwritten} of the wrong values"
-        )
-        yield f"{every} were never written: check the grid, the masks and the tail of each dimension."
+        which = "All" if facts.unwritten >= (facts.wrong or 0) else f"{facts.unwritten} of the"
+        yield f"{which} wrong values were never written: check the grid, the masks and the tail of each dimension."
     elif verdict.category is Category.NOT_FINITE and evidence.parameters is None:
         yield "The kernel computed these values: check for overflow, division by 0, and values that it must not read."
     if (facts.effect or "").startswith("gradient"):

@@ -13,7 +13,7 @@ from kqueue.backends.cupy import use_torch_memory
 from kqueue.contract import parse_request
 from kqueue.errors import InvalidRequest
 from tests.installing import install, run
-from workers.judge.candidate import failures
+from workers.judge.candidate import failures, harness
 from workers.judge.channel.orders import Order
 from workers.judge.channel.protocol import Tag
 from workers.judge.channel.wire import Command
@@ -114,6 +114,21 @@ def test_memory_that_the_host_refuses_is_known_by_torch_s_words() -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(1 << 48)
     assert failures.tag_of(raised.value) is Tag.HOST_MEMORY
+
+
+def test_words_that_mean_nothing_to_a_reader_are_left_out() -> None:
+    """The message lacks torch's advice to its user and the processes of others. The log has the whole text."""
+    text = "Out of memory. GPU 0 has a total capacity of 139.80 GiB of which 11.06 GiB is free. Process 7 has 8.0 MiB "
+    text += "memory in use. 8.00 GiB allowed. If reserved but unallocated memory is large try setting PYTORCH_X=1"
+    text += "\nSearch for `cudaError' in https://a.b.\nCUDA kernel errors might be late.\nFor debugging consider "
+    text += "passing CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n\n"
+    assert failures.text_of(RuntimeError(text)) == "Out of memory. 8.00 GiB allowed."
+
+
+def test_an_unchecked_launch_is_reported_with_the_name_of_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = SimpleNamespace(cudaError=int, cudaGetErrorString={209: "no kernel image"}.get)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    assert "CUDA error 209 (no kernel image)" in str(harness.UncheckedLaunchError(209))
 
 
 def test_the_number_of_a_compilers_error_is_not_cudas() -> None:

@@ -212,31 +212,20 @@ def test_scores_of_verdicts() -> None:
 
 
 def test_words_for_known_causes() -> None:
-    """Facts that explain wrong values are named with their remedy, and there are none without wrong values."""
-    comparison: dict[str, Any] = {
-        "output": 0,
-        "kind": "given",
-        "wrong": 2,
-        "of": 8,
-        "errors": CLOSE.model_copy(update={"precision_downgrade": True, "relative_norm": 3e-4}),
-    }
+    """Facts that explain wrong values or a failed launch are named with their remedy, and there are no others."""
+    comparison: dict[str, Any] = {"output": 0, "kind": "given", "wrong": 2, "of": 8}
+    comparison["errors"] = CLOSE.model_copy(update={"precision_downgrade": True, "relative_norm": 3e-4})
     comparison["first"] = [{"index": [1], "expected": 1.0, "got": 2.0}]
-    evidence = {
-        "inputs": [{"shape": [8], "dtype": "complex64"}],
-        "parameters": "DIFFERENT",
-        "reference_draws": True,
-        "training_modules": ["Dropout"],
-    }
-    words = verdict(
-        Category.WRONG_VALUES,
-        phase=Phase.CHECK,
-        facts=comparison | {"unwritten": 2, "ties_only": True, "effect": "gradient of inputs[0]"},
-        evidence=evidence,
-    )
+    evidence: dict[str, Any] = {"inputs": [{"shape": [8], "dtype": "complex64"}], "parameters": "DIFFERENT"}
+    evidence |= {"reference_draws": True, "training_modules": ["Dropout"]}
+    facts = comparison | {"unwritten": 2, "ties_only": True, "effect": "gradient of inputs[0]"}
+    words = verdict(Category.WRONG_VALUES, phase=Phase.CHECK, facts=facts, evidence=evidence)
     said = [*causes(words), *causes(verdict(Category.WRONG_VALUES, phase=Phase.CHECK, facts=comparison))]
     for part in ("All wrong", "ties", "DIFFERENT", "random numbers", "its Dropout", "TF32 or fp16", "conjugate"):
         assert any(part in line for line in said), part
     assert not list(causes(verdict(Category.RUNTIME_ERROR, evidence=evidence)))
+    for code, number in (1, 1), (701, 0):
+        assert len(list(causes(verdict(Category.LAUNCH_RESOURCES_EXCEEDED, facts={"cuda_code": code})))) == number
     unlike = causes(verdict(Category.NOT_FINITE, facts=comparison | {"unwritten": 2, "likeness": "LIKE"}))
     assert "LIKE" not in [*unlike]
     assert "overflow" not in " ".join(causes(verdict(Category.NOT_FINITE, facts=comparison, evidence=evidence)))
@@ -261,10 +250,11 @@ def test_parameters_differ_by_more_than_names() -> None:
 def test_words_for_an_exception() -> None:
     """The raising line of the kernel is marked and shown with its neighbours."""
     log = '  File "/w/harness.py", line 9, in run\n  File "/s/kernel.py", line 6, in forward\nNameError: bias\n'
-    text = describe(verdict(Category.RUNTIME_ERROR, phase=Phase.CHECK, log=log), KERNEL)
+    message = "see https://a.org/b/c.html in /tmp/x/k.cu"
+    text = describe(verdict(Category.RUNTIME_ERROR, phase=Phase.CHECK, log=log, message=message), KERNEL)
+    assert "see https://a.org/b/c.html in k.cu\n" in text
     assert "At line 6, in forward:" in text
-    assert ">    6 |         return x + bias" in text
-    assert "     5 |     def forward(self, x):" in text
+    assert "     5 |     def forward(self, x):\n>    6 |         return x + bias" in text
     assert "At line" not in describe(verdict(Category.RUNTIME_ERROR, log=log.replace("line 6", "line 600")), KERNEL)
     died = f"free(): invalid pointer\nFatal Python error: Aborted\n\n{log}"
     assert "it wrote: free(): invalid pointer\nAt line 6" in describe(verdict(Category.CRASHED, log=died), KERNEL)
@@ -280,14 +270,9 @@ def test_words_for_a_right_kernel(floor_ms: float, limit: str) -> None:
     own |= {"decoy": False, "why": "kernels of its own source 98%", "basis": "its profile"}
     evidence = {"floor": floor, "provenance": own}
     text = describe(verdict(runtime=measurement(2.0), baseline=measurement(3.0), evidence=evidence), KERNEL)
-    for words in (
-        "CORRECT",
-        "Runtime: 2 ms (median of 17 calls",
-        "Reference: 3 ms: speedup 1.50x.",
-        f"1500 bytes at 4000.0 GB/s) takes {floor_ms} ms, {floor_ms / 2:.0%} of the runtime",
-        limit,
-        "kernels of its own source 98%",
-    ):
+    times = "Runtime: 2 ms (median of 17 calls", "Reference: 3 ms: speedup 1.50x."
+    moved = f"1500 bytes at 4000.0 GB/s) takes {floor_ms} ms, {floor_ms / 2:.0%} of the runtime"
+    for words in ("CORRECT", *times, moved, limit, "kernels of its own source 98%"):
         assert words in text
 
 

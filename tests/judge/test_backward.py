@@ -117,15 +117,12 @@ def test_a_gradient_may_be_on_either_side_of_a_kink() -> None:
     [
         ("result[0] = result[0] * 1.01", "pass", Category.WRONG_VALUES, "gradient of inputs[0]: "),
         ("result[3] = result[3].flip(0)", "pass", Category.WRONG_VALUES, "gradient of weight linear.weight: "),
-        (
-            "Layer.cached = result = Layer.cached or result", "pass",
-            Category.WRONG_VALUES, "gradient of inputs[0]: ",
-        ),
+        ("Layer.cached = result = Layer.cached or result", "pass", Category.WRONG_VALUES, "gradient of inputs[0]: "),
         ("pass", "y = y.detach()", Category.RUNTIME_ERROR, "computes a gradient itself, that backward must"),
         ("upstream.zero_()", "pass", Category.INPUT_MUTATED, "changed its upstream gradient of output 0"),
         ("pass", "y = y[:2]", Category.WRONG_SHAPE, "output 0 has shape (2, 8), not (3, 8)"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_gradient_is_the_kernel_s_fault(
     rig: Rig, backward: str, forward: str, category: Category, words: str
 ) -> None:

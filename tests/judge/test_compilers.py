@@ -13,8 +13,8 @@ from kqueue.contract import Facts, Outcome, Phase
 from kqueue.feedback import describe
 from workers.judge.candidate.compilers import complaint
 
-#: Texts of Triton 3.9, nvcc 13.0, GCC, Numba 0.68, TileLang 0.1.15 and CuTe DSL 4.8, each with its kernel, the reason
-#: in it, and the kernel's line if the text names one.
+#: Texts of Triton 3.9, nvcc and NVRTC 13.0, GCC, Numba 0.68, TileLang 0.1.15 and CuTe DSL 4.8, each with its kernel,
+#: the reason in it, and the kernel's line if the text names one.
 _ERRORS = [json.loads(line) for line in Path(__file__).with_name("recorded").joinpath("compile_errors.jsonl").open()]
 
 
@@ -29,7 +29,7 @@ def test_an_error_begins_with_its_reason_and_line(error: dict[str, Any]) -> None
     )
     words = describe(outcome, error["kernel"])
     assert words.startswith(f"FAILED: compile_error in the phase load: {where}{error['reason'][:40]}")
-    assert not any(noise in words for noise in ("-MMD", "pipeline (step", "#include <tl_templates", "/tmp/"))
+    assert not any(noise in words for noise in ("-MMD", "[1/", "ninja", "LED: [", "(step", "#include <tl", "/tmp/"))
     if error["line"] is not None:
         assert f"> {error['line']:4d} | {error['kernel'].splitlines()[error['line'] - 1]}" in words
 

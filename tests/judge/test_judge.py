@@ -226,6 +226,9 @@ def test_a_shortage_of_launch_resources_is_a_fact(rig: Rig) -> None:
     assert short is not None
     assert (short.required, short.limit, short.kernel) == (1049600, 232448, "")
     assert short.resource.isprintable()
+    top = "from workers.judge.channel.gpu_memory import CudaCallError\nclass E(Exception):\n    error_code = 1\n"
+    assert judge(rig, right("raise E", top)).category is Category.LAUNCH_RESOURCES_EXCEEDED
+    assert judge(rig, right("raise CudaCallError('call', 1)", top)).category is Category.CUDA_ERROR
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a fleet that is not root cannot give candidates a uid of their own")

@@ -44,8 +44,10 @@ def add_kernel(x): ...
 def tuned_mul(x): ...
 @jit
 def short(x): ...
+@functools.partial(triton.jit, debug=True)
+def bound(x): ...
 def wrapped(x): ...
-kernel = triton.jit(wrapped)
+kernel = triton.jit(functools.partial(wrapped, n=1))
 GENERATED = '''
 @triton.jit
 def written_later(x):
@@ -65,7 +67,6 @@ d = cupy.ElementwiseKernel("float32 a", "float32 c", "c = a + 1")
 e = cupy.ReductionKernel("float32 a", "float32 c", "a * a", "a + b", "c = sqrt(a)", "0", "my_norm")
 f = cupy.fuse(kernel_name="my_fused")(lambda a: a * 2 + 1)
 """
-EXAMPLES = Path(__file__).parents[3] / "examples/kernels/good"
 #: Kernels of the gallery, whose names were taken from what each library compiles for sm_90, without a GPU.
 GALLERY = {
     "tilelang": "gelu_tile_kernel",
@@ -87,14 +88,12 @@ OWN = {
         "_ZN12_GLOBAL__N_16hiddenIfLi3EEEvPT_i",
         "_Z4flatPfi",
     ],
-    TRITON: ["add_kernel", "tuned_mul", "short", "wrapped", "written_later", "add_kernel_0"],
+    TRITON: ["add_kernel", "tuned_mul", "short", "bound", "wrapped", "written_later", "add_kernel_0"],
     CUPY: [
         "raw_gelu", "void mod_k<float>(float*, int)", "my_fma", "kernel", "my_norm_pass1", "my_norm_pass2", "my_norm",
         "my_fused",
     ],
-    **{
-        Path(EXAMPLES, backend, "gelu.py").read_text(): [name] for backend, name in GALLERY.items()
-    },
+    **{Path(EXAMPLES, backend, "gelu.py").read_text(): [name] for backend, name in GALLERY.items()},
 }  # fmt: skip
 LIBRARY = [
     "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize128x64x8_stage3_warpsize2x2x1_ffma_aligna4_execute_kernel__5x_cublas",

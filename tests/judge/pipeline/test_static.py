@@ -264,6 +264,8 @@ def test_authorship_is_asked_of_kernels_that_claim_it() -> None:
     assert ours(source, "torch").keys() == {"torch_compile"}
     loads = "import ctypes\nlibrary = ctypes.CDLL('x.so')\n"
     assert ours(loads, "cuda") == {"ctypes": ("note", 2)}
+    for made in ("jit(lambda x: x)", "jit(vmap(f))", "partial(jax.jit)(f)", "cupy.fuse()(f)", "jit(make(4))"):
+        assert "no_own_kernel" not in ours(made, "jax"), made
 
 
 def test_a_finding_shows_the_line_without_its_controls() -> None:

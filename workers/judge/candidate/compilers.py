@@ -8,13 +8,17 @@ from typing import Final
 from kqueue.text import one_line
 
 #: An error of a C++ compiler (``main.cpp:6:43: error: ...``) or nvcc (``main.cu(6): error: ...``).
-LOCATED: Final = re.compile(r"^\S+?(?::\d+(?::\d+)?|\(\d+\)): (?:fatal )?error(?: #[\w-]+)?: (.+)", re.MULTILINE)
-#: The same, or an error of ptxas, CuTe DSL, MLIR, or a linker.
+LOCATED: Final = re.compile(r"^\S+?(?::\d+(?::\d+)?|\(\d+\)): (?:\w+ )*error(?: #[\w-]+)?: (.+)", re.MULTILINE)
+#: The same, or an error of ptxas, CuTe DSL, MLIR, a compiler's driver with its name, or a linker.
 _ERROR: Final = re.compile(
     rf"{LOCATED.pattern}|^ptxas.*?(?:error|fatal) *: (.+)|^error(?:\[\w+\])?: (?:unknown: )?(.+)"
-    r"|\b(undefined (?:symbol|reference).*)|: (\S+: (?:command )?not found)$",
+    r"|^(nv(?:cc|link) (?:error|fatal)) *: (.+)|^(?:\S*/)?([\w.+-]+: (?:fatal )?error): (?!ld returned)(.+)"
+    r"|^(?:\S*/)?([\w-]*ld[.\w]*: (?:cannot |.*\brelocation ).*)"
+    r"|\b((?:undefined (?:symbol|reference)|multiple definition).*)|: (\S+: (?:command )?not found)$",
     re.MULTILINE,
 )
+#: Lines of ninja, which torch's extension builder runs: a command, a target that failed with its command, and the end.
+_NINJA: Final = re.compile(r"(?m)(?<=': )\[\d+/\d+\] .*|^(?:\[\d+/\d+\] .*|FAILED: .*\n.*|ninja: build stopped.*)\n?")
 #: Triton's excerpt of a function, up to the line with the error, and a mark below it.
 _EXCERPT: Final = re.compile(r"^\S*\s*at \d+:\d+:\n((?:.*\n)*?) *\^$\n?", re.MULTILINE)
 #: An exception that Triton shows in Python's notation: ``NameError('x is not defined')``.
@@ -33,12 +37,12 @@ def complaint(text: str, kernel: str) -> str:
 
     The line is there if the source has it exactly once.
     """
-    rest, marked = _STEP.sub("", text.strip()), list[str]()
+    rest, marked = _NINJA.sub("", _STEP.sub("", text.strip())), list[str]()
     if excerpts := list(_EXCERPT.finditer(rest)):
         marked = [each[1] for each in reversed(excerpts)]
         reason = _NOTATION.sub(r"\1: \3", rest[excerpts[-1].end() :].strip()) or marked[0].splitlines()[-1]
     elif error := _ERROR.search(rest):
-        reason, rest = next(filter(None, error.groups())), rest[error.start() :]
+        reason, rest = ": ".join(filter(None, error.groups())), rest[error.start() :]
         if reason.endswith(" not found"):
             reason += ": the worker lacks this program, so install it there"
         marked = _MARKED.findall(rest.partition("\n\n")[0])[:1]

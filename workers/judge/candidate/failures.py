@@ -30,8 +30,12 @@ _TAGS: Final = {
     "workers.judge.candidate.harness.ProblemError": Tag.PROBLEM,
     "workers.judge.candidate.interpreter.NeedsGpuError": Tag.NEEDS_GPU,
 }
-#: A terminal's sequence for colours, with which Numba marks its messages.
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+#: Text that no reader can use: a terminal's colours (Numba), torch's advice, and other processes on the GPU.
+_NOISE: Final = re.compile(
+    r"\x1b\[[0-9;]*m| If reserved but unallocated memory is large try setting PYTORCH_.*|(?:\n(?:Search for `cuda"
+    r"|CUDA kernel errors might |For debugging consider passing CUDA_|Compile with `TORCH_USE_CUDA).*)+(?:\s*\Z)?"
+    r"| GPU \d+ has a total capacity of \S+ \w+ of which \S+ \w+ is free\.| Process \d+ has \S+ \w+ memory in use\."
+)
 _NEXT_TO: Final = "Only the source and installed files are here: write the content of files next to it into the source"
 _OF_PACKAGE: Final = ", or judge the package with its tree (`kqueue check`)"
 _IN_TREE: Final = "The seal hides all files but the tree's and installed ones: commit the module below the tree's root"
@@ -67,7 +71,7 @@ def reply_to(command: Command, error: BaseException, kernel: str, *, on_gpu: boo
     if isinstance(shown, ModuleNotFoundError):
         files = _IN_TREE if named_tree(kernel) else _NEXT_TO + _OF_PACKAGE
         message = f"{message}: this worker lacks it. Do without it, or install it for the workers. {files}"
-    elif "No such file or directory" in head and (tag is Tag.COMPILE or isinstance(shown, FileNotFoundError)):
+    elif "No such file" in head and head[:3] != "ld:" and (tag is Tag.COMPILE or isinstance(shown, FileNotFoundError)):
         files = _IN_TREE.replace("module", "file") if named_tree(kernel) else _NEXT_TO
         message = f"{head}. {files}{end}{rest}"
     return Reply(
@@ -87,9 +91,9 @@ def qualified(kind: type) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an exception's text without colours. Foreign code makes the text, and can raise another exception."""
+    """Return an exception's text without noise. Foreign code makes the text, and can raise another exception."""
     try:
-        return _COLOUR.sub("", str(error))
+        return _NOISE.sub("", str(error))
     except BaseException as fault:  # noqa: BLE001
         return f"<its text cannot be read: {qualified(type(fault))}>"
 
@@ -126,12 +130,9 @@ def _wants_gpu(error: BaseException) -> bool:
 def _cuda_code(error: BaseException) -> int:
     """Return the CUDA error code that an exception of torch, CuPy or this project carries, or 0."""
     for name in ("error_code", "status"):
-        try:
-            code = getattr(error, name, None)
-        except BaseException:  # noqa: BLE001 -- a property of foreign code
-            code = None
-        if type(code) is int and 0 < code < 10_000:
-            return code
+        with contextlib.suppress(BaseException):  # a property of foreign code
+            if type(code := getattr(error, name, None)) is int and 0 < code < 10_000:
+                return code
     return 0
 
 
@@ -139,10 +140,8 @@ def _context_code() -> int:
     """Return the error that ended this process's CUDA context, or 0."""
     try:
         driver("cuCtxSynchronize")
-    except CudaCallError as error:
-        return error.error_code
-    except OSError:  # there is no driver
-        return 0
+    except (CudaCallError, OSError) as error:
+        return getattr(error, "error_code", 0)  # without a driver there is none
     return 0
 
 
@@ -161,17 +160,12 @@ def shortage_of(error: BaseException) -> Shortage | None:
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         try:
             kernel = frame.f_locals["self"]
-            names, options = (
-                kernel.src.fn.arg_names,
-                [(name, getattr(kernel.metadata, name, None)) for name in _OPTIONS],
-            )
+            names = kernel.src.fn.arg_names
             # A key is the position of an argument, followed by positions within it if it is a tuple.
             constants = [(names[path[0]], value) for path, value in kernel.src.constants.items() if len(path) == 1]
-            shown = [
-                (name, value) for name, value in (*constants, *options) if isinstance(value, bool | int | float | str)
-            ]
-            settings = ", ".join(f"{name}={value}" for name, value in shown)
-            return Shortage(short.resource, short.required, short.limit, str(kernel.metadata.name), settings)
+            constants += [(name, getattr(kernel.metadata, name, None)) for name in _OPTIONS]
+            shown = [f"{name}={value}" for name, value in constants if isinstance(value, int | float | str)]
+            return Shortage(short.resource, short.required, short.limit, str(kernel.metadata.name), ", ".join(shown))
         except Exception:  # noqa: BLE001, S112 -- another frame or version of Triton, or not a Triton kernel
             continue
     return short

@@ -709,7 +709,9 @@ class UncheckedLaunchError(RuntimeError):
     """A launch failed and the kernel did not check its result. ``error_code`` is CUDA's code."""
 
     def __init__(self, code: int) -> None:
-        super().__init__(f"a kernel launch failed with CUDA error {code} and its result was not checked")
+        runtime: Any = torch.cuda.cudart()
+        name = runtime.cudaGetErrorString(runtime.cudaError(code))
+        super().__init__(f"a kernel launch failed with CUDA error {code} ({name}) and its result was not checked")
         self.error_code = code
 
 

@@ -503,8 +503,6 @@ def _message(reply: Reply) -> str:
     text = reply.message
     if reply.tag is Tag.HOST_MEMORY:
         text = f"{text or 'memory was refused'} (Linux refuses what the host does not have)"
-    if text and reply.exception.startswith("workers."):
-        return text
     return f"{reply.exception.removeprefix('builtins.')}: {text}".removesuffix(": ")
 
 
@@ -526,5 +524,7 @@ def _category(reply: Reply, phase: Phase) -> Category:
     if reply.tag is Tag.CUDA or reply.code:
         if reply.code == _ILLEGAL_ADDRESS:
             return Category.ILLEGAL_MEMORY_ACCESS
-        return Category.LAUNCH_RESOURCES_EXCEEDED if reply.code in _TOO_MUCH else Category.CUDA_ERROR
+        # A call of the judge's own code is no launch.
+        launch = reply.code in _TOO_MUCH and not reply.exception.endswith(".gpu_memory.CudaCallError")
+        return Category.LAUNCH_RESOURCES_EXCEEDED if launch else Category.CUDA_ERROR
     return by_phase.get(phase, Category.RUNTIME_ERROR)

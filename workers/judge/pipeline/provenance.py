@@ -67,9 +67,8 @@ def own_kernels(nodes: Sequence[ast.AST]) -> frozenset[str]:
     """Return the names of the GPU kernels that a source defines, as far as its syntax tree shows them."""
     names = set[str]()
     for node in nodes:
-        if isinstance(node, ast.FunctionDef):
-            if any(_compiles(decorator) for decorator in node.decorator_list):
-                names.add(node.name)
+        if isinstance(node, ast.FunctionDef) and any(map(_compiles, node.decorator_list)):
+            names.add(node.name)
         elif isinstance(node, ast.Call):
             names.update(_made_by_call(node))
     for text in texts(nodes):
@@ -225,16 +224,24 @@ def _last(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
+def _unbound(node: ast.expr) -> ast.expr:
+    """Return the function to which ``functools.partial`` binds arguments, or any other expression itself."""
+    return node.args[0] if isinstance(node, ast.Call) and node.args and _last(node.func) == "partial" else node
+
+
 def _compiles(decorator: ast.expr) -> bool:
     """Return whether a decorator turns a function into a GPU kernel."""
+    decorator = _unbound(decorator)
     return _last(decorator.func if isinstance(decorator, ast.Call) else decorator) in _DECORATORS
 
 
 def _made_by_call(call: ast.Call) -> Iterator[str]:
     """Yield the names of the kernels that a call creates: a wrapped function, or the name that the call gives."""
-    made = _last(call.func)
-    if made in _WRAPPERS:
-        yield from (argument.id for argument in call.args[:1] if isinstance(argument, ast.Name))
+    made, maker = _last(call.func), _unbound(call.func)
+    if isinstance(maker, ast.Call) and not any(map(_function, maker.args[:1])):  # cuda.jit("void()")(function)
+        maker = maker.func
+    if _last(maker) in _WRAPPERS:
+        yield from filter(None, map(_function, call.args[:1]))
     if made in _NAMERS:
         position, default = _NAMERS[made]
         given = [keyword.value for keyword in call.keywords if keyword.arg in ("name", "kernel_name")]
@@ -242,6 +249,13 @@ def _made_by_call(call: ast.Call) -> Iterator[str]:
         yield from (node.value for node in given if isinstance(node, ast.Constant) and isinstance(node.value, str))
         if default and not given:
             yield default
+
+
+def _function(node: ast.expr) -> str:
+    """Return the name of a function, which calls such as ``jax.vmap`` can wrap. Return "" if there is none."""
+    while isinstance(node, ast.Call):
+        node = node.func if not node.args or isinstance(node.args[0], ast.Constant) else node.args[0]
+    return "<lambda>" if isinstance(node, ast.Lambda) else _last(node)
 
 
 def _globals(code: str) -> Iterator[str]:

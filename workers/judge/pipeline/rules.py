@@ -336,9 +336,7 @@ def _patched(owner: str, name: str, line: int) -> _Hits:
     whole = f"{owner}.{name}"
     rule = _NAMES.get(whole)
     if rule is None and whole != "time.sleep":
-        rule = next(
-            (owner_rule for prefix, owner_rule in _OWNERS.items() if f"{owner}.".startswith(f"{prefix}.")), None
-        )
+        rule = next((its for prefix, its in _OWNERS.items() if f"{owner}.".startswith(f"{prefix}.")), None)
     if rule is not None:
         yield rule, line
     elif whole.startswith(_FLAGS):
@@ -439,20 +437,11 @@ def _is_operator(reading: _Reading, node: ast.AST) -> bool:
 
 def _counters(reading: _Reading) -> _Hits:
     """Find counters that calls increase and that decide the work of a call."""
-    counted = {
-        _key(node.target)
-        for node in reading.forward
-        if isinstance(node, ast.AugAssign)
-        and isinstance(node.op, ast.Add)
-        and isinstance(node.value, ast.Constant)
-        and not isinstance(node.target, ast.Name)
-    }
+    changes = [node for node in reading.forward if isinstance(node, ast.AugAssign)]
+    steps = [node for node in changes if isinstance(node.op, ast.Add) and isinstance(node.value, ast.Constant)]
+    counted = {_key(node.target) for node in steps if not isinstance(node.target, ast.Name)}
     shared = {name for node in reading.nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
-    counted |= {
-        node.target.id
-        for node in reading.forward
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id in shared
-    }
+    counted |= {node.target.id for node in changes if isinstance(node.target, ast.Name) and node.target.id in shared}
     counted.discard("")
     for node in reading.forward:
         if not isinstance(node, ast.If | ast.IfExp | ast.While):
@@ -503,11 +492,8 @@ def _identity(reading: _Reading, node: ast.AST) -> str:
     """Return the rule for caching by this expression, if it is an address, an identity, a version or a shape."""
     shape = False
     for part in [node, *(node.elts if isinstance(node, ast.Tuple) else ())]:
-        inner = (
-            part.args[0]
-            if isinstance(part, ast.Call) and _ends(part.func, "int", "tuple", "str") and part.args
-            else part
-        )
+        if isinstance(inner := part, ast.Call) and _ends(inner.func, "int", "tuple", "str") and inner.args:
+            inner = inner.args[0]
         if isinstance(inner, ast.Call) and (_ends(inner.func, "data_ptr") or reading.name(inner.func) == "id"):
             return "pointer_key"
         if isinstance(inner, ast.Attribute) and inner.attr == "_version":
