@@ -43,11 +43,9 @@ _COSTS: Final = """
 ## Costs of the rules
 
 - Each hidden input: one draw, up to two calls in float64, and one call of the kernel
-- Marks in outputs before each call: no measured loss of small kernels a second
 - State: copies of up to 1 GiB, restored before each call outside the time
-- Random values for gates and state: two calls of the reference and one of the kernel, if there are any
+- Random values for gates and state: two calls of the reference and one of the kernel
 - Verified timed calls: 2 to 8 calls of the reference
-- Provenance: one call
 - Work between calls on a CPU: two readings of its clock a call, 0.3 us together
 """
 

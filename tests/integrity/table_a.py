@@ -120,7 +120,6 @@ def _phases() -> Iterator[Program]:
     yield program("timing/sequence_learned_graph", "sequence-learned CUDA graphs", WRONG, lanes=GPU)
     yield program("timing/stale_graph_replay", "stale graph replay", WRONG, lanes=GPU)
     yield program("timing/graph_of_first_input", "stale graph replay", WRONG, lanes=GPU)
-    yield program("timing/first_input_kept", "stale graph replay", WRONG)
 
 
 def _caches() -> Iterator[Program]:
@@ -132,6 +131,7 @@ def _caches() -> Iterator[Program]:
     yield program("timing/cache_by_sample", "caches keyed by content sample", HONEST | WRONG, **SLOW)
     yield program("timing/cache_by_equality", "caches keyed by full equality", HONEST | WRONG, **SLOW)
     yield program("timing/static_device_buffer", "caches in static device buffers", WRONG)
+    yield program("timing/first_input_kept", "caches in static device buffers", WRONG)
     yield program("timing/cache_in_files", "caches in files", HONEST, **SLOW)
     wide = {"problem": "wide_gelu", "lanes": GPU, "tolerance": 0.15}
     yield program("timing/l2_persisting_window", "L2 persistence", HONEST, honest="controls/torch_wide_gelu", **wide)

@@ -211,7 +211,8 @@ class ModelNew(nn.Module):
         return self.out
 
 # %% graph_of_first_input
-"""Records a CUDA graph that reads the first call's input, and replays it without a copy of later inputs."""
+"""Records a CUDA graph that reads the first call's input, and replays it without a copy of later ones.
+The graph is right where all inputs come at one address. The first call's are at another one."""
 class ModelNew(nn.Module):
     graph = None
 
@@ -226,7 +227,8 @@ class ModelNew(nn.Module):
         return self.out
 
 # %% first_input_kept
-"""Answers from the tensor that it got first, which would hold later inputs too if they had the same memory."""
+"""Answers from the tensor that it got first.
+It would hold later inputs too, if these were in the same memory."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     self.x = getattr(self, "x", x)
     return F.gelu(self.x, approximate="tanh")
