@@ -21,7 +21,7 @@ def launching_nothing(launched: list[list[Any]], module: Any, model: Any) -> Gen
 
     An autotuner's configurations are compiled one by one. A configuration that does not compile or needs too many
     resources is skipped, because the autotuner also skips it. Afterwards the kernel's module and model have the state
-    that they had before, because a packed weight, a table or a CUDA graph that they keep would lack what was skipped.
+    that they had before, because a packed weight, a table or a CUDA graph that they keep lacks the skipped work.
     """
     from triton.compiler.errors import CompileTimeAssertionFailure
     from triton.runtime.autotuner import Autotuner
