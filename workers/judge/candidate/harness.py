@@ -512,8 +512,9 @@ class Harness:
                 self._flags[flags.ON_GPU] = 0
             self._begin_exports()
             reply = self.deliver(command.sequence, output)
-            for one, copy in zip(own.inputs, copies or (), strict=False):
-                one.tensor.copy_(copy)  # The judge reads changed inputs, and outputs that are views of them, there.
+            with torch.no_grad():
+                for one, copy in zip(own.inputs, copies or (), strict=False):
+                    one.tensor.copy_(copy)  # The judge reads changed inputs, and outputs that are views of them, there.
             self.settle()
         return reply
 

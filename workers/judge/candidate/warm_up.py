@@ -6,13 +6,20 @@ import builtins
 import contextlib
 import sys
 import types
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any, Final
 
 import torch
 
-#: Containers that belong to no kernel, though its module refers to them.
-_NOT_ITS_OWN = (vars(builtins), sys.modules)
+from workers.judge.channel.bits import checksum
+
+#: Types of values that hold no others. Below: containers that belong to no kernel, though its module refers to them.
+_PLAIN: Final = frozenset({bool, int, float, complex, str, bytes, type(None), torch.Tensor})
+_NOT_ITS_OWN: Final = (vars(builtins), sys.modules)
+#: Maximum number of entries of a container that is copied, and of all objects together.
+_MOST_ENTRIES: Final = 100_000
+_MOST_OBJECTS: Final = 100_000
 
 
 @contextlib.contextmanager
@@ -54,60 +61,70 @@ def launching_nothing(launched: list[list[Any]], module: Any, model: Any) -> Gen
         finally:
             tuning = before
 
-    before: list[tuple[Any, Any]] = []
+    undo: list[Callable[[], object]] = []
     with contextlib.suppress(Exception):  # the code of foreign objects
-        before = _state(module, model)
+        undo = _undoing(module, model)
     jit.run, tuner.run = compile_only, compile_all
     try:
         yield
     finally:
         jit.run, tuner.run = run, tune
-        with contextlib.suppress(Exception):
-            _restore(before)
+        weights, *rest = undo or [lambda: True]
+        for step in rest if weights() else ():
+            with contextlib.suppress(Exception):
+                step()
 
 
-def _state(module: Any, model: Any) -> list[tuple[Any, Any]]:
-    """Return what a kernel's module and its model can change, each with a copy of its contents.
+def _undoing(module: Any, model: Any) -> list[Callable[[], object]]:
+    """Return functions that give a kernel's module and its model their present state back.
 
-    These are attributes of the module, of its classes and functions, and of all objects of these classes and modules of
-    torch. Lists, dicts and sets among the values, and caches of functions, are part of it.
+    State is the attributes of the module, of its classes and functions, and of all objects of these classes and modules
+    of torch, with lists, dicts and sets among the values, and caches of functions. The first function returns whether
+    all parameters are unchanged. Otherwise nothing can be undone: a kernel would prepare its parameters twice.
     """
-    found: dict[int, tuple[Any, Any]] = {}
-    left: list[Any] = [vars(module), model]
+    seen: dict[int, Any] = {}
+    undo: list[Callable[[], object]] = []
+    weights: list[tuple[torch.Tensor, int, int]] = []
+    left: list[Any] = [module, model]
     while left:
         one = left.pop()
-        is_own = (one if isinstance(one, type | types.FunctionType) else type(one)).__module__ == module.__name__
-        if isinstance(one, types.FunctionType) and is_own:
-            left += one.__defaults__ or ()
-        if (is_own or isinstance(one, torch.nn.Module)) and not isinstance(one, type):
-            one = getattr(one, "__dict__", None)
-        if id(one) in found or any(one is other for other in _NOT_ITS_OWN):
+        kind = type(one)
+        if kind in _PLAIN or id(one) in seen or any(one is other for other in _NOT_ITS_OWN):
             continue
-        if isinstance(one, dict) or (isinstance(one, type) and is_own):
-            contents = dict(vars(one) if isinstance(one, type) else one)
-            left += contents.values()
-        elif isinstance(one, list | set):
-            contents = one.copy()
-            left += contents
-        elif hasattr(type(one), "cache_clear"):  # lru_cache
-            contents = None
-        else:
-            continue
-        found[id(one)] = one, contents
-    return list(found.values())
+        seen[id(one)] = one
+        own = one if isinstance(one, type | types.FunctionType) else kind
+        if isinstance(one, torch.nn.Parameter):
+            weights.append((one, one.data_ptr(), checksum(one.data)))
+        elif isinstance(one, dict | list | set):
+            if len(one) <= _MOST_ENTRIES:
+                contents = one.copy()
+                undo.append(partial(_refill, one, contents))
+                left += contents.values() if isinstance(contents, dict) else contents
+        elif (clear := getattr(kind, "cache_clear", None)) is not None:  # functools.lru_cache
+            undo.append(partial(clear, one))
+        elif one is module or own.__module__ == module.__name__ or isinstance(one, torch.nn.Module):
+            attributes = dict(getattr(one, "__dict__", {}))
+            undo.append(partial(_set_attributes, one, kind, attributes))
+            left += [*attributes.values(), *(getattr(one, "__defaults__", None) or ())]
+        if len(seen) > _MOST_OBJECTS:
+            return []
+    return [lambda: all((w.data_ptr(), checksum(w.data)) == (at, total) for w, at, total in weights), *undo]
 
 
-def _restore(state: list[tuple[Any, Any]]) -> None:
-    for one, contents in state:
-        if isinstance(one, type):
-            for name in vars(one).keys() - contents.keys():
-                delattr(one, name)
-            for name in (name for name, value in contents.items() if vars(one).get(name) is not value):
-                setattr(one, name, contents[name])
-        elif isinstance(one, list):
-            one[:] = contents
-        elif contents is None:
-            one.cache_clear()
-        else:
-            one.clear()
-            one.update(contents)
+def _refill(one: Any, contents: Any) -> None:
+    if isinstance(one, list):
+        one[:] = contents
+    elif one != contents or isinstance(one, dict):
+        one.clear()
+        one.update(contents)
+
+
+def _set_attributes(one: Any, kind: type, attributes: dict[str, Any]) -> None:
+    if type(one) is not kind:  # A lazy module has become another one.
+        return
+    now = vars(one)
+    # torch's compiler keeps names of its own in the module of a compiled function.
+    for name in [name for name in now if name not in attributes and not name.startswith("__")]:
+        delattr(one, name) if isinstance(one, type) else now.pop(name)
+    for name in [name for name, value in attributes.items() if name not in now or now[name] is not value]:
+        setattr(one, name, attributes[name]) if isinstance(one, type) else now.update({name: attributes[name]})
