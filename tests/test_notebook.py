@@ -64,8 +64,7 @@ def test_a_failed_kernel_and_its_hostile_texts() -> None:
 
 def test_times_and_profiles() -> None:
     """A timed kernel has its times and a picture, and a profile its kernels."""
-    timed = passed().model_copy(update={"runtime": measurement(0.5), "baseline": measurement(1.0)})
-    page = html_of(timed)
+    page = html_of(passed().model_copy(update={"runtime": measurement(0.5), "baseline": measurement(1.0)}))
     assert "CORRECT" in page
     assert 'src="data:image/svg+xml;base64,' in page
     kernel = KernelProfile(name=HOSTILE, launches=1, duration_ms=5.0)

@@ -103,8 +103,7 @@ def test_an_autopsy_takes_the_shape_on_which_the_kernel_failed() -> None:
     request = request_of(problem=SOURCE, kernel="class ModelNew: ...", backend="torch")
     failed = ended(Category.WRONG_VALUES)
     named = failed.model_copy(update={"facts": failed.facts.model_copy(update={"shape": "n=16"})})
-    first = next(Autopsy(request, named).rounds())[0]
-    assert ran(first.problem)["get_inputs"]() == [16]
+    assert ran(next(Autopsy(request, named).rounds())[0].problem)["get_inputs"]() == [16]
     assert refused(named) is None
     hidden = failed.model_copy(update={"facts": Facts(shape="held out 1", withheld=True)})
     assert "held out" in (refused(hidden) or "")

@@ -26,8 +26,7 @@ def loaded(*steps: str) -> list[set[str]]:
 def test_a_candidate_s_process_never_loads_what_knows_credentials() -> None:
     """The fork server imports no database driver, broker, trace or settings."""
     [modules] = loaded("import workers.judge.forkserver.server, workers.judge.candidate.harness")
-    knows = {"sqlalchemy", "psycopg", "celery", "redis", "kombu", "opentelemetry"}
-    assert not knows & modules
+    assert not {"sqlalchemy", "psycopg", "celery", "redis", "kombu", "opentelemetry"} & modules
     assert not modules & {"kqueue.config", "kqueue.broker", "kqueue.store", "workers.judge.pipeline"}
 
 

@@ -48,8 +48,7 @@ class Pooler:
         place.mkdir()
         self._place = place
         settings = place / "pgbouncer.ini"
-        sockets = postgres._sockets
-        settings.write_text(_SETTINGS.format(postgres=sockets, here=place, port=_PORT, mode=mode, size=size))
+        settings.write_text(_SETTINGS.format(postgres=postgres._sockets, here=place, port=_PORT, mode=mode, size=size))
         # Like the embedded server, it runs without root's identity but needs access to root's files.
         self._command = [*servers._prefix("--pdeathsig=KILL"), program, str(settings)]
         self._child: Child | None = None

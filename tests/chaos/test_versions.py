@@ -111,8 +111,7 @@ def test_hosts_are_upgraded_while_evaluations_come(
     services: Any, network: Network, start_host: Any, newer: OtherVersion
 ) -> None:
     """Nothing is lost, refused or repeated if the schema is upgraded first, then each host."""
-    mine = newer.kqueue("--version", environment={})
-    assert mine.strip() == f"kqueue {OtherVersion.NAME}"
+    assert newer.kqueue("--version", environment={}).strip() == f"kqueue {OtherVersion.NAME}"
     url = services.postgres.url
     fleets = [start_host(host) for host in range(2)]
     producer = _Producer(services)

@@ -96,8 +96,7 @@ def test_a_worker_told_to_end_finishes_first(services: Any, fleet: Any, whole: A
 def test_a_worker_told_to_quit_hands_its_evaluation_back(services: Any, fleet: Any, whole: Any) -> None:
     """After SIGQUIT to a worker's parent the next worker judges its evaluation, and no attempt is used up."""
     running = services.submit("sleep-once", attempts=1)
-    attempt = services.started(running)
-    os.kill(worker_of(fleet, attempt), signal.SIGQUIT)
+    os.kill(worker_of(fleet, services.started(running)), signal.SIGQUIT)
     first, second = whole(running)
     assert (first.category, first.written_by, first.handed_back) == ("worker_lost", "worker", True)
     assert (second.category, second.handed_back) == ("passed", False)

@@ -37,8 +37,7 @@ def downgrade() -> None:
 
 def add_later(migrations: Path) -> None:
     """Add a later version's migration to a copy of the folder of migrations."""
-    file = migrations / "versions" / f"{OtherVersion.REVISION}_later.py"
-    file.write_text(_MIGRATION.format(before=schema.head()))
+    (migrations / "versions" / f"{OtherVersion.REVISION}_later.py").write_text(_MIGRATION.format(before=schema.head()))
 
 
 def know_later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,8 +72,7 @@ class OtherVersion:
     @property
     def variables(self) -> dict[str, str]:
         """Return the environment variables with which Python imports this version."""
-        places = [str(self._folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return {"PYTHONPATH": os.pathsep.join(places)}
+        return {"PYTHONPATH": os.pathsep.join([str(self._folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
     def kqueue(self, *words: str, environment: Mapping[str, str]) -> str:
         """Run a command of this version and return its output."""

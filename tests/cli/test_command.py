@@ -32,8 +32,7 @@ def test_help_loads_nothing_heavy() -> None:
     heavy = ("torch", "celery", "sqlalchemy", "pydantic", "rich.table", "workers", "mcp", "httpx", "fastapi")
     built = "import sys, typer.main, kqueue.cli; typer.main.get_command(kqueue.cli.app)"
     code = f"{built}; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_what_every_invocation_has() -> None:

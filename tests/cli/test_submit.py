@@ -90,8 +90,7 @@ def test_folders_and_globs_and_bad_files_among_good_ones(cli: Cli, engine: Engin
     assert [line["kernel_label"] for line in shown[:3]] == ["a", "b", "c"]
     assert [line["id"] is not None for line in shown] == [True] * 3 + [False] * 5
     assert sorted(str(row.id) for row in stored(engine)) == sorted(line["id"] for line in shown[:3])
-    faults = done.stderr.splitlines()
-    assert faults == [
+    assert done.stderr.splitlines() == [
         "kqueue: bad/empty.py: the file is empty",
         f"kqueue: bad/large.py: larger than {MAX_SOURCE_BYTES} bytes, the limit for a source",
         "kqueue: bad/latin.py: not UTF-8 text (byte 0xe9 at offset 5): save it as UTF-8",

@@ -186,8 +186,7 @@ class TestSubmit:
         with pytest.raises(LaneUnavailable, match=r"entry 2: lane"):
             client.submit_batch([fields(0), fields(1), fields(2, lane="gpu")])
         assert written(engine) == 0
-        tickets = client.submit_batch(fields(n) for n in range(3))
-        assert len({ticket.evaluation_id for ticket in tickets}) == 3
+        assert len({ticket.evaluation_id for ticket in client.submit_batch(fields(n) for n in range(3))}) == 3
 
     def test_a_crashed_producer_finds_its_batch(self, client: Client, config: Config, fields) -> None:
         """The batch's name returns its evaluations in the order of submission, and an unknown name returns none."""

@@ -14,8 +14,7 @@ from tests.compose.program import ROOT, SECRETS, Compose, program
 @pytest.fixture(scope="session")
 def secret_values() -> dict[str, str]:
     """Return fresh secrets."""
-    password = secrets.token_hex(16)
-    return {name: secrets.token_hex(16) for name in SECRETS} | {"FLOWER_AUTH": f"flower:{password}"}
+    return {name: secrets.token_hex(16) for name in SECRETS} | {"FLOWER_AUTH": f"flower:{secrets.token_hex(16)}"}
 
 
 @pytest.fixture(scope="session")

@@ -94,8 +94,7 @@ def test_what_a_worker_may_write_to(merged: dict[str, Any]) -> None:
 
 def test_a_stop_waits_for_the_longest_evaluation(merged: dict[str, Any]) -> None:
     """With the default deadlines Celery's hard limit comes before Docker's."""
-    given = merged["services"]["worker"]["stop_grace_period"]
-    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", given)
+    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", merged["services"]["worker"]["stop_grace_period"])
     assert found
     hours, minutes, seconds = (int(part or 0) for part in found.groups())
     assert 3600 * hours + 60 * minutes + seconds > hard_limit_s(Deadlines().total_s) + 10

@@ -185,8 +185,7 @@ def test_flower_lists_what_was_judged(stack: Stack, verdicts: dict[str, dict[str
         return {task["kwargs"].partition("kernel=")[2].partition(" ")[0]: task["state"] for task in tasks}
 
     until(lambda: wanted.items() <= listed().items(), 60, "each verdict in Flower's list")
-    slots = stack.get("/api/workers?refresh=true", stack.auth).json()
-    assert sorted(slots) == ["cpu-0@worker", "cpu-1@worker"]
+    assert sorted(stack.get("/api/workers?refresh=true", stack.auth).json()) == ["cpu-0@worker", "cpu-1@worker"]
 
 
 #: Tries each of some statements and commands, and prints the refused ones with the service that refused.
@@ -371,9 +370,8 @@ HTTPServer(("", 4318), Collector).serve_forever()
 def test_traces_reach_a_collector(stack: Stack) -> None:
     """The worker's image can send traces to a collector on its network."""
     stack.do("exec", "-d", "http", "python3", "-P", "-c", _COLLECTOR)
-    identity = stack.judge(GELU)["good/torch/gelu"]["evaluation_id"]
     # A trace without a producer's span has the evaluation's id.
-    trace = bytes.fromhex(identity.replace("-", ""))
+    trace = bytes.fromhex(stack.judge(GELU)["good/torch/gelu"]["evaluation_id"].replace("-", ""))
     seen = f"import pathlib; p = pathlib.Path('/tmp/spans'); print(p.exists() and {trace!r} in p.read_bytes())"
     _wait(lambda: stack.python("http", seen) == ["True"])
 

@@ -84,5 +84,4 @@ def test_documents_that_programs_name_exist() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_are_words(document: Path) -> None:
     """No link to a document shows the name of a file."""
-    text = FENCE.sub("", document.read_text())
-    assert re.findall(r"\[`?[\w/.-]+\.md(?:#[\w-]+)?`?\]\([^)]*\)", text) == []
+    assert re.findall(r"\[`?[\w/.-]+\.md(?:#[\w-]+)?`?\]\([^)]*\)", FENCE.sub("", document.read_text())) == []

@@ -96,6 +96,5 @@ def test_log_lines_of_the_alarms_exist() -> None:
     alarms = (ROOT / "docs" / "operations.md").read_text().partition("| line | means | do |\n")[2].partition("\n\n")[0]
     lines = [line for row in alarms.splitlines()[1:] for line in re.findall(r"`([^`]+)`", row.split("|")[1])]
     assert len(lines) > 10
-    sources = [path.read_text() for name in ("kqueue", "workers") for path in (ROOT / name).rglob("*.py")]
-    code = "\n".join(sources)
+    code = "\n".join(path.read_text() for name in ("kqueue", "workers") for path in (ROOT / name).rglob("*.py"))
     assert [line for line in lines if line != "passed: false" and line not in code] == []

@@ -185,8 +185,7 @@ def test_a_slow_database_delays_no_kill_and_loses_no_verdict(services: Any, flee
 def test_nothing_that_a_task_left_behind_lives_on(services: Any, fleet: Any, tmp_path: Path) -> None:
     """A grandchild outside group and session dies with the task, but the worker's own children do not."""
     worker = fleet.live()[0].id
-    evaluation = services.submit(f"orphan {tmp_path / 'pid'}")
-    assert services.verdict(evaluation).passed
+    assert services.verdict(services.submit(f"orphan {tmp_path / 'pid'}")).passed
     orphan = int((tmp_path / "pid").read_text())
     services.until(lambda: not services.alive(orphan))
     assert services.verdict(services.submit("ok")).passed

@@ -148,8 +148,7 @@ def test_a_worker_that_is_not_ready_in_time_is_replaced(services: Any, fleet: An
         )
     try:
         services.until(lambda: log.read_text().count("has not become ready") == 2, what="the end of patience, twice")
-        killed = re.findall("has not become ready.* pid=([0-9]+)", log.read_text())
-        assert len(set(killed)) == 2
+        assert len(set(re.findall("has not become ready.* pid=([0-9]+)", log.read_text()))) == 2
         assert "was killed by SIGKILL" in log.read_text()
     finally:
         process.send_signal(signal.SIGINT)
@@ -239,8 +238,7 @@ def test_nothing_outlives_a_killed_supervisor(services: Any, fleet: Any, running
     fleet.stop(signal.SIGKILL)
     services.until(lambda: not any(services.alive(pid) for pid in pids + judges))
     running_fleet()
-    attempts = Whole(services)(running, attempts=2)
-    assert [a.written_by for a in attempts] == ["sweeper", "judge"]
+    assert [a.written_by for a in Whole(services)(running, attempts=2)] == ["sweeper", "judge"]
 
 
 def test_a_lease_is_renewed(services: Any, fleet: Any, tmp_path: Path) -> None:

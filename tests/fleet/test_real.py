@@ -144,5 +144,4 @@ def test_a_kernel_is_judged_by_another_worker(services: Services, fleet: Fleet) 
     assert (lost.category, passed.category) == ("worker_lost", "passed")
     assert lost.worker_id != passed.worker_id
     services.until(lambda: not strays(), what="no process too many")
-    marks = "SELECT DISTINCT fingerprint FROM workers WHERE fingerprint IS NOT NULL"
-    assert len(services.rows(marks)) == 1
+    assert len(services.rows("SELECT DISTINCT fingerprint FROM workers WHERE fingerprint IS NOT NULL")) == 1

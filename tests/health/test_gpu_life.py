@@ -203,8 +203,7 @@ def test_a_hanging_test_in_the_judge_costs_neither_verdict_nor_slot(
     services: Any, fleet: Any, fake: Any, watcher: Any
 ) -> None:
     """The judge is killed, and the worker records the verdict."""
-    hanging = services.submit("hang-in-self-test", lane="gpu", attempts=1)
-    verdict = services.verdict(hanging)
+    verdict = services.verdict(services.submit("hang-in-self-test", lane="gpu", attempts=1))
     assert (verdict.category, verdict.written_by) == ("gpu_unhealthy", "worker")
     for number in (0, 1):
         watcher.until_state("serving", number)

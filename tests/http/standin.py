@@ -71,8 +71,7 @@ class Served:
 
     def client(self, token: str | None = None) -> httpx.Client:
         """Return an HTTP client with a token, by default with the scope `admin`. The caller closes it."""
-        headers = {"Authorization": f"Bearer {token or self.admin}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=60)
+        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token or self.admin}"}, timeout=60)
 
     def stranger(self) -> httpx.Client:
         """Return an HTTP client without a token. The caller closes it."""

@@ -312,8 +312,7 @@ class TestBodies:
     def test_more_fields_than_anybody_means(self, http: httpx.Client, path: str) -> None:
         """Too many wrong fields are counted and not listed, because a list would take minutes and gigabytes."""
         flood = {f"field {number}": 0 for number in range(50_000)}
-        problem = problem_of(http.post(path, json=flood), 422, "invalid_request")
-        [error] = problem["errors"]
+        [error] = problem_of(http.post(path, json=flood), 422, "invalid_request")["errors"]
         assert error["field"] == "body"
         assert "many more were given" in error["message"]
 
@@ -324,8 +323,7 @@ class TestBodies:
             answer = http.post(f"/v1/evaluations/{way}", json={name: flood[name]})
             [error] = problem_of(answer, 422, "invalid_request")["errors"]
             assert error["field"].startswith(f"body.{name}")
-        wrong = [fields(), {"kernel": 1}, {"kernel": 2}]
-        answer = http.post("/v1/evaluations/batch", json={"entries": wrong})
+        answer = http.post("/v1/evaluations/batch", json={"entries": [fields(), {"kernel": 1}, {"kernel": 2}]})
         assert {error["field"].split(".")[2] for error in answer.json()["errors"]} == {"1"}
         problem_of(http.post("/v1/evaluations/each", json={"entries": [{}] * 1001}), 413, "too_large")
 
@@ -394,8 +392,7 @@ class TestOthers:
         again = one.post("/v1/evaluations", json=fields(0, idempotency_key="step-1"))
         assert (again.status_code, again.json()["evaluation_id"]) == (200, mine)
         for way in ("batch", "each"):
-            body = {"entries": [fields(0, idempotency_key="step-1")]}
-            answer = one.post(f"/v1/evaluations/{way}", json=body).json()
+            answer = one.post(f"/v1/evaluations/{way}", json={"entries": [fields(0, idempotency_key="step-1")]}).json()
             [found] = answer.get("evaluations") or [slot["evaluation"] for slot in answer["results"]]
             assert found == {"evaluation_id": mine, "created": False}
         assert count(engine, "evaluations") == 2

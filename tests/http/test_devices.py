@@ -63,8 +63,7 @@ def test_what_is_told_of_devices(http: httpx.Client, services: Services, fake: G
     )
     assert (shown["total_devices"], shown["devices"][1]["uuid"]) == (2, fake.uuids[1])
     assert shown["devices"][1]["memory_allocated"] == 1 << 30
-    waiting = [("gpu1-0", 90, 5.0)]
-    gpus.see_memory(services.engine, fake.uuids[1], booked_bytes=60, capacity_bytes=100, waiting=waiting)
+    gpus.see_memory(services.engine, fake.uuids[1], booked_bytes=60, capacity_bytes=100, waiting=[("gpu1-0", 90, 5.0)])
     first, second = services.until(lambda: (g := http.get("/v1/fleet").json()["gpus"])[1]["memory"] and g, 30)
     assert first["memory"] is None
     [waits] = second["memory"].pop("waiting")

@@ -109,8 +109,7 @@ def _a_gpu(engine: Engine, login: str) -> Iterator[None]:
     """Run a GPU with a worker, and a supervisor whose resets and tests pass, until the login's connections close."""
     uuid = "GPU-00000000-0000-0000-0000-000000000000"
     gpus.register(engine, host="here", index=0, uuid=uuid, name="NVIDIA H200")
-    lanes = ["gpu", "gpu.h200"]
-    workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=2, lanes=lanes, device=uuid)
+    workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=2, lanes=["gpu", "gpu.h200"], device=uuid)
 
     def supervise() -> None:
         [gpu] = gpus.find(engine)
@@ -158,8 +157,7 @@ def test_all_that_is_offered_works(served: Served, token, fields, engine: Engine
         answer = client.post(f"/v1/reports/{name}", json=report_arguments(name, places))
         assert (answer.status_code, answer.json().keys()) == (200, {"result"}), (name, answer.text)
     for (method, path), call in CALLS.items():
-        url = path.format(**places)
-        answer = clients[call.scope].request(method, url, json=meant(call.body), params=call.query)
+        answer = clients[call.scope].request(method, path.format(**places), json=meant(call.body), params=call.query)
         assert answer.status_code == call.status, (method, path, answer.text)
     assert clients["admin"].post("/reset_gpu/0", params={"grace_s": 0}).json()["status"] == "reset"
     gpus.drain(engine, gpus.find(engine)[0].uuid, reason="a new fan")

@@ -141,8 +141,7 @@ def test_a_real_prometheus_reads_all_of_it(prometheus, worker_id: Any, judge) ->
         value(expression)
 
     def evaluated() -> bool:
-        groups = asked.get("/rules").json()["data"]["groups"]
-        rules = [rule for group in groups for rule in group["rules"]]
+        rules = [rule for group in asked.get("/rules").json()["data"]["groups"] for rule in group["rules"]]
         assert {rule["health"] for rule in rules} <= {"ok", "unknown"}, rules
         return len(rules) >= 7 and all(rule["health"] == "ok" for rule in rules)
 

@@ -34,8 +34,7 @@ def api(served: Served, judging: None, engine: Engine) -> Api:
     lasting_worker(engine, "gpu", "GPU-0")
     with served.client() as http:
         http.post("/v1/evaluations", json=request_fields(batch="tuesday")).raise_for_status()
-    described = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
-    return Api(described, {"Authorization": f"Bearer {served.admin}"})
+    return Api(schemathesis.openapi.from_url(f"{served.url}/openapi.json"), {"Authorization": f"Bearer {served.admin}"})
 
 
 @pytest.mark.nightly

@@ -71,8 +71,7 @@ class TestTheSameInterface:
     @pytest.mark.parametrize(("remote", "direct"), [(RemoteClient, Client), (AsyncRemoteClient, AsyncClient)])
     def test_every_method(self, remote: type, direct: type) -> None:
         """The clients over HTTP have the direct clients' public methods and signatures."""
-        public = {name for name, _ in inspect.getmembers(direct, callable) if not name.startswith("_")}
-        for name in public:
+        for name in {name for name, _ in inspect.getmembers(direct, callable) if not name.startswith("_")}:
             assert inspect.signature(getattr(remote, name)) == inspect.signature(getattr(direct, name))
 
     def test_the_whole_way(self, client: RemoteClient, config: Config, judging, fields) -> None:
@@ -111,8 +110,7 @@ class TestTheSameInterface:
         verdicts = [slot for slot in slots if isinstance(slot, Verdict)]
         assert [verdict.evaluation_id for verdict in verdicts] == [t.evaluation_id for t in client.batch("b")]
         again = client.submit_batch([fields(i, idempotency_key=f"k{i}") for i in range(3)])
-        seen = dict(client.as_completed(again, timeout=60))
-        assert seen.keys() == set(again)
+        assert dict(client.as_completed(again, timeout=60)).keys() == set(again)
         assert client.batch("nobody's") == []
         assert client.submit_batch([]) == client.evaluate_batch([]) == []
 
@@ -280,8 +278,7 @@ class TestFaults:
         served = serve(config.model_copy(update={"http_max_queued": 1}))
         secret = token("problems")
         with RemoteClient(served.url, token=secret) as client:
-            first = client.submit(**fields(0))
-            later = threading.Timer(0.5, judge, [first.evaluation_id])
+            later = threading.Timer(0.5, judge, [client.submit(**fields(0)).evaluation_id])
             later.start()
             assert client.submit(**fields(1)).created
             later.join()
@@ -325,8 +322,7 @@ class TestFaults:
                 await client.close()
 
         with first:
-            wrong = httpx.get(f"{first.url}/v1/fleet", headers={"Authorization": "Bearer kq_wrong"})
-            assert wrong.status_code == 401
+            assert httpx.get(f"{first.url}/v1/fleet", headers={"Authorization": "Bearer kq_wrong"}).status_code == 401
             asyncio.run(main())
         assert (count(engine, "evaluations"), count(engine, "attempts")) == (11, 10)
         written = first.log.read_text()

@@ -52,8 +52,7 @@ def test_the_native_api_says_whose_verdict_it_is(http: httpx.Client, judged, fie
     assert (original["reused_from"], original["judged_at"]) == (None, None)
     assert shown["verdict"]["judged_at"] == original["finished_at"]
     assert shown["verdict"]["runtime_ms"] == original["runtime_ms"]
-    waited = http.get(f"/v1/evaluations/{identity}/wait", params={"timeout": 60}).json()
-    assert waited["verdict"] == shown["verdict"]
+    assert http.get(f"/v1/evaluations/{identity}/wait", params={"timeout": 60}).json()["verdict"] == shown["verdict"]
     assert http.get(f"/v1/evaluations/{identity}/artifacts/verdict.json").json() == shown["verdict"]
     [listed] = http.get("/v1/evaluations", params={"batch": "b"}).json()["evaluations"]
     assert (listed["reused_from"], listed["device"]) == (first, "test device")

@@ -342,8 +342,7 @@ def test_a_token_belongs_to_an_owner(config: Config, engine: Engine) -> None:
             change(engine, "UPDATE tokens SET expires_at = now() WHERE name = 'c'")
         else:
             assert told.endswith(f", and sees {sees}\n")
-        listed = json.loads(command(config, "token", "list", "--json")[1].splitlines()[-1])
-        assert listed["sees"] == sees
+        assert json.loads(command(config, "token", "list", "--json")[1].splitlines()[-1])["sees"] == sees
         assert sees in " ".join(command(config, "token", "list")[1].split())
     assert [known.owner for known in tokens.listing(engine)] == ["a", "bob.2", "local", "c"]
     status, _, error = command(config, *create, "Bob's night")

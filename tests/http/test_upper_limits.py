@@ -43,11 +43,10 @@ def settings_of(client: httpx.Client, evaluation_id: str) -> dict[str, Any]:
 
 def test_each_way_refuses_in_the_same_words(limited: httpx.Client, served: Served) -> None:
     """A set number above the limit is a 422 with the limit, and nothing is stored."""
-    duel = {"a": OVER, "b": {"kernel": "class ModelNew: b = 1", "backend": "torch"}}
     for path, body in {
         "/v1/evaluations": OVER,
         "/v1/evaluations/batch": {"entries": [request_fields(1), OVER]},
-        "/v1/duels": duel,
+        "/v1/duels": {"a": OVER, "b": {"kernel": "class ModelNew: b = 1", "backend": "torch"}},
         "/eval": SOURCES | {"num_perf_trials": 60},
         "/evaluate": TASK | {"num_perf_trials": 60},
         "/evaluate_sync": JOB | {"backend": "torch", "num_perf_trials": 60},
@@ -111,8 +110,7 @@ def test_limits_by_scope(
         (token("problems", limits={"checks": 1}), 1),
     ):
         with served.client(secret) as client:
-            fields = request_fields(settings={"checks": checks + 1}, reuse=False)
-            answer = client.post("/v1/evaluations", json=fields)
+            answer = client.post("/v1/evaluations", json=request_fields(settings={"checks": checks + 1}, reuse=False))
             assert f"checks: {checks + 1} exceeds your upper limit of {checks}" in answer.json()["detail"]
             made = client.post("/v1/evaluations", json=request_fields(reuse=False)).raise_for_status().json()
             kept = settings_of(client, made["evaluation_id"])

@@ -100,8 +100,7 @@ class TestSubmit:
 
     def test_limits(self, serve, config: Config, worker_id: UUID, fields) -> None:
         """A batch or a body above its limit is a 413, also without an announced length."""
-        small = config.model_copy(update={"http_max_batch": 2, "http_max_body_bytes": 4096})
-        with serve(small).client() as http:
+        with serve(config.model_copy(update={"http_max_batch": 2, "http_max_body_bytes": 4096})).client() as http:
             answer = http.post("/v1/evaluations/batch", json={"entries": [fields(i) for i in range(3)]})
             problem_of(answer, 413, "too_large")
             large = json.dumps(fields(kernel="#" * 5000)).encode()
@@ -160,8 +159,7 @@ class TestReports:
             assert next(iter(wanted)) in body["detail"]
         first = http.get("/v1/evaluations", params={"limit": 2}).json()
         second = http.get("/v1/evaluations", params={"limit": 2, "cursor": first["cursor"]}).json()
-        seen = [line["evaluation_id"] for page in (first, second) for line in page["evaluations"]]
-        assert seen == three[::-1]
+        assert [line["evaluation_id"] for page in (first, second) for line in page["evaluations"]] == three[::-1]
         assert second["cursor"] is None
 
     def test_a_batch_and_the_leaderboard(self, http: httpx.Client, three: list[str]) -> None:
@@ -269,8 +267,7 @@ class TestEvents:
         last = {"Last-Event-ID": named[-1]["id"]}
         assert http.get("/v1/batches/b/events", headers=last).status_code == 204
         for last in ("x", "2026-01-01", "end-", "end-5", "0001-01-01T00:00:00+00:00", "end-0001-01-01T00:00:59+00:00"):
-            answer = http.get("/v1/batches/b/events", headers={"Last-Event-ID": last})
-            problem_of(answer, 422, "invalid_request")
+            problem_of(http.get("/v1/batches/b/events", headers={"Last-Event-ID": last}), 422, "invalid_request")
 
     def test_taken_up_again(self, http: httpx.Client, engine: Engine, judge, fields) -> None:
         """A resumed stream sends later events than the last one, but not much earlier ones."""
@@ -305,9 +302,8 @@ def test_the_server_answers_while_hundreds_wait(http: httpx.Client, judge: Calla
     identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
 
     async def run() -> list[str]:
-        unlimited = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(
-            base_url=http.base_url, headers=http.headers, timeout=150, limits=unlimited
+            base_url=http.base_url, headers=http.headers, timeout=150, limits=httpx.Limits(max_connections=None)
         ) as many:
             path = f"/v1/evaluations/{identity}/wait"
             waits = [asyncio.create_task(many.get(path, params={"timeout": 120})) for _ in range(100)]

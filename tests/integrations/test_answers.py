@@ -188,7 +188,6 @@ def test_feedback_says_what_was_taken(kq: Client) -> None:
     text, score, *_ = env.step(RIGHT)
     assert score == 1.0
     assert "Taken" not in text
-    guide = KernelGuide(gpu="cpu", connect=lambda: kq, **SETTINGS)
-    score, text = guide.get_feedback("task", answer, REFERENCE)
+    score, text = KernelGuide(gpu="cpu", connect=lambda: kq, **SETTINGS).get_feedback("task", answer, REFERENCE)
     assert score == 1.0
     assert f"Taken from the answer: {place}." in text.splitlines()

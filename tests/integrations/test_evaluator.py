@@ -152,8 +152,7 @@ def test_one_evaluator_in_several_loops(config: Config) -> None:
     single = asyncio.run(modal_like.evaluate_kernel_single(REFERENCE, WRONG, "torch", num_correct_trials=1))
     gathered = asyncio.run(modal_like.ModalBatcher(get_modal_evaluator()).submit(entry(WRONG)))
     assert single["metadata"]["category"] == gathered["metadata"]["category"] == "wrong_values"
-    batch = modal_like.evaluate_kernel_batch([entry(), entry("")], ModalEvaluatorConfig(timeout=60))
-    right, empty = asyncio.run(batch)
+    right, empty = asyncio.run(modal_like.evaluate_kernel_batch([entry(), entry("")], ModalEvaluatorConfig(timeout=60)))
     assert (right["correctness"], empty["metadata"]["exception_type"]) == (True, "InvalidRequest")
     asyncio.run(get_modal_evaluator().close())
 

@@ -57,8 +57,7 @@ def test_verl_calls_it(config: Config) -> None:
         config_of_verl = compose("ppo_trainer", overrides)
 
     async def reward(answer: str, reference: str) -> dict[str, Any]:
-        tokenizer = SimpleNamespace(decode=lambda *_, **__: answer)
-        manager = load_reward_manager(config_of_verl, tokenizer)
+        manager = load_reward_manager(config_of_verl, SimpleNamespace(decode=lambda *_, **__: answer))
         ones = torch.ones(1, 4, dtype=torch.long)
         batch = TensorDict({"responses": ones, "attention_mask": ones}, batch_size=[1])
         row = {"data_source": "kernels", "reward_model": {"ground_truth": reference}, "extra_info": {}}
@@ -85,10 +84,8 @@ def test_openevolve_evaluates_with_it(config: Config, tmp_path: Path) -> None:
             "from kqueue.integrations.openevolve import evaluator\n"
             f"evaluate = evaluator({str(tmp_path / 'problem.py')!r}, **{SETTINGS!r})\n"
         )
-        settings = EvaluatorConfig(cascade_evaluation=False, max_retries=1, timeout=60)
-        evaluator = Evaluator(settings, str(file))
-        metrics = asyncio.run(evaluator.evaluate_program(program, "p"))
-        return metrics, evaluator.get_pending_artifacts("p") or {}
+        evaluator = Evaluator(EvaluatorConfig(cascade_evaluation=False, max_retries=1, timeout=60), str(file))
+        return asyncio.run(evaluator.evaluate_program(program, "p")), evaluator.get_pending_artifacts("p") or {}
 
     metrics, artifacts = evaluated(REFERENCE, RIGHT)
     assert metrics == {"combined_score": 1.0, "correct": 1.0, "speedup": 2.0, "runtime_ms": 0.5}

@@ -126,8 +126,7 @@ def test_a_failure_of_others_is_no_turn(kq: Client) -> None:
 
 def test_problems_are_chosen_by_the_seed(config: Config) -> None:
     """The same seed gives the same problems, and an option names one."""
-    problems = [f"{REFERENCE}\n# {number}\n" for number in range(20)]
-    env = KernelEnv(problems, **SETTINGS)
+    env = KernelEnv([f"{REFERENCE}\n# {number}\n" for number in range(20)], **SETTINGS)
     first = [env.reset(seed=5)[1]["problem"], *(env.reset()[1]["problem"] for _ in range(5))]
     assert first == [env.reset(seed=5)[1]["problem"], *(env.reset()[1]["problem"] for _ in range(5))]
     assert len(set(first)) > 1

@@ -114,8 +114,7 @@ def test_only_the_model_is_renamed() -> None:
         "        é = 1; super(Model, self).__init__()\n        self.Model = é\n"
     )
     kernel = starting_kernel(source)
-    made = source.replace("class  Model(", "class  ModelNew(").replace("super(Model,", "super(ModelNew,")
-    assert kernel == made
+    assert kernel == source.replace("class  Model(", "class  ModelNew(").replace("super(Model,", "super(ModelNew,")
     assert starting_kernel(kernel) == kernel
 
     for nothing in ("class Model(", "x = 1", "", "class A:\n    class Model: ..."):

@@ -308,8 +308,7 @@ if Path("job.json").exists():
 @pytest.mark.nightly
 def test_what_a_builder_has_made_is_not_compiled_under_a_tool(tool_rig: Rig) -> None:
     settings = Settings(examine=Examination(sanitize=(Sanitizer.MEMCHECK,)))
-    source = extension.kernel(after=GIVEN)
-    asked = Request(problem=extension.PROBLEM, kernel=source, backend="cpp", settings=settings)
+    asked = Request(problem=extension.PROBLEM, kernel=extension.kernel(after=GIVEN), backend="cpp", settings=settings)
     steps = Steps(StatusPage(), tool_rig.slot, asked.settings.total_s)
     processes = Processes(asked, tool_rig.slot, tool_rig.forkserver, CpuTime())
     pytests = signal.getsignal(signal.SIGALRM)

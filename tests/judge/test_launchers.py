@@ -51,8 +51,7 @@ def tell(launchers: Launchers, note: Path, told: Any) -> None:
 def test_what_a_candidate_has_launched_later_ones_find(triton: None, tmp_path: Path) -> None:
     launchers = Launchers({"driver/utils.so": b"utils"})
     tell(launchers, tmp_path / "note", [POINTERS, ["fp64"], ["i64", "u1"]])
-    made = {name: content.decode() for name, content in launchers.files.items()}
-    assert made == {
+    assert {name: content.decode() for name, content in launchers.files.items()} == {
         "driver/utils.so": "utils",
         "pi8pi8i32constexpr/__triton_launcher.so": "*i8 *i8 i32 constexpr",
         "i64u1/__triton_launcher.so": "i64 u1",

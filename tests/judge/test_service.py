@@ -203,8 +203,7 @@ with ending:
 def test_a_signal_that_wakes_no_system_call_is_heard() -> None:
     """A signal that arrives before a blocking call, and so does not interrupt it, still ends the process."""
     # A signal that another thread receives interrupts no call either.
-    done = subprocess.run([sys.executable, "-c", _DEAF], timeout=60, check=False)
-    assert done.returncode == 128 + signal.SIGTERM
+    assert subprocess.run([sys.executable, "-c", _DEAF], timeout=60, check=False).returncode == 128 + signal.SIGTERM
 
 
 def test_a_judge_that_does_not_end_is_killed(local: LocalJudge, monkeypatch: pytest.MonkeyPatch) -> None:

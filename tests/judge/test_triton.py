@@ -114,8 +114,7 @@ def test_a_launch_is_compiled_and_left_out_and_tells_what_it_lacks(tmp_path: Pat
     kernels.write_text(gallery.read_text() + _KERNELS)
     types = ["*fp32", "*fp32", "constexpr", "constexpr"]
     tiles = [("tile", {"SIZE": size, "STEP": 1}) for size in (32, 128, 16)]
-    launches = json.dumps([tiles, [("some", {})], [("none", {})]])
-    said = run(tmp_path, _DRIVER + _REHEARSE + _LACK, str(kernels), launches)
+    said = run(tmp_path, _DRIVER + _REHEARSE + _LACK, str(kernels), json.dumps([tiles, [("some", {})], [("none", {})]]))
     *rehearsed, (error, lacked) = map(json.loads, said.splitlines())
     assert rehearsed == [[["OutOfResources", "CompileTimeAssertionFailure"], [types]], [[], [types]], [[], []]]
     assert "OutOfResources" in error

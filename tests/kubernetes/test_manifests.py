@@ -113,16 +113,14 @@ def test_objects_fit_kubernetes_schemas(version: str) -> None:
 def test_the_services_are_those_of_compose() -> None:
     """Each service of the compose stack runs with its image and command, unless the cluster provides it."""
     services = compose()
-    found = {component(template) for _, template, _ in pods()}
-    assert found == set(services) - ELSEWHERE
+    assert {component(template) for _, template, _ in pods()} == set(services) - ELSEWHERE
     for name, template, container in pods():
         service = services[component(template)]
         image = {"worker-cpu": "kqueue-worker-cpu"}.get(name, service["image"].partition(":")[0])
         assert container["image"] == f"registry.example/{image}:0.2.0"
         if component(template) in {"migrate", "http", "prune", "flower"}:
             assert container["command"] == service["command"], name
-    commands = {container["command"][-1] for _, template, container in pods() if component(template) == "worker"}
-    [command] = commands
+    [command] = {container["command"][-1] for _, template, container in pods() if component(template) == "worker"}
     assert command.endswith("exec " + " ".join(services["worker"]["command"]))
 
 

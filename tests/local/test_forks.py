@@ -53,8 +53,7 @@ def owner(folder: Path, run: str, then: str) -> str:
 def test_a_fork_has_what_a_new_program_would_have(tmp_path: Path) -> None:
     """It has a session, an environment and default signals, and no descriptor, handler or output of its owner."""
     assert owner(tmp_path, "told", "print(child.wait(30), child.status)") == "not yet writtenTrue 0\n"
-    told = json.loads((tmp_path / "log").read_text())
-    assert told == {
+    assert json.loads((tmp_path / "log").read_text()) == {
         "session": True,
         "descriptors": 3,
         "input": "/dev/null",

@@ -57,8 +57,7 @@ def test_foreign_text_is_escaped_and_cut() -> None:
     assert len(lines[0]["reason"]) < 3000
     assert lines[0]["count"] == 3
     assert lines[2]["exception"].endswith("xxx")
-    as_text = written()
-    assert not any(line.startswith("fake line") for line in as_text[:2])
+    assert not any(line.startswith("fake line") for line in written()[:2])
 
 
 def line(number: int, identity: UUID = MINE, **more: Any) -> bytes:

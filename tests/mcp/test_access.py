@@ -233,8 +233,7 @@ async def test_tokens_are_asked_for_without_kqueue_serve_too(
 @pytest.mark.parametrize("wrong", [False, pytest.param(True, marks=pytest.mark.nightly)])
 async def test_on_stdio_the_process_s_own_token_counts(served: Served, token, wrong: bool) -> None:
     """Its scope limits the process, and a wrong one is an error of each call."""
-    own = "kq_wrong" if wrong else token("read")
-    async with over_stdio({"KQUEUE_URL": served.url, "KQUEUE_TOKEN": own}) as client:
+    async with over_stdio({"KQUEUE_URL": served.url, "KQUEUE_TOKEN": "kq_wrong" if wrong else token("read")}) as client:
         said = refusal(await client.call_tool("judge", NEW))
     assert ("the token is unknown, expired or revoked" if wrong else "scope submit") in said
     assert "kq_wrong" not in said

@@ -114,8 +114,7 @@ def read_memory(pid: int) -> None:
     """Read an address of another process. It has the same contents there, because both were forked from one process."""
     buffer = ctypes.create_string_buffer(8)
     local = struct.pack("QQ", ctypes.addressof(buffer), 8)
-    remote = struct.pack("QQ", id(read_memory), 8)
-    call("process_vm_readv", pid, local, 1, remote, 1, 0)
+    call("process_vm_readv", pid, local, 1, struct.pack("QQ", id(read_memory), 8), 1, 0)
 
 
 def clone_with(flags: int) -> None:

@@ -42,8 +42,7 @@ class Fleet:
 
     def do(self, what: str, *arguments: Any, sealed: bool = True, **bounds: int) -> dict[str, Any]:
         """Run a function of :mod:`tests.sandbox.attacks` in a fresh process. Return its answer."""
-        request = {"do": what, "arguments": arguments, "sealed": sealed, "bounds": bounds}
-        self.link.write(json.dumps(request) + "\n")
+        self.link.write(json.dumps({"do": what, "arguments": arguments, "sealed": sealed, "bounds": bounds}) + "\n")
         self.link.flush()
         answer = json.loads(self.link.readline())
         assert "failed" not in answer, answer["failed"]

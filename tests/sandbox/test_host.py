@@ -78,8 +78,7 @@ FIRST = 63000
 def test_who_has_other_temporary_files_gets_another_uid(tmp_path: Path) -> None:
     """Jobs of a cluster have separate temporary files, and with one uid they would kill each other's candidates."""
     mine = uids.hold(FIRST)
-    program = f"from workers.judge.host import uids; print(uids.hold({FIRST}).uid)"
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", f"from workers.judge.host import uids; print(uids.hold({FIRST}).uid)"]
     done = subprocess.run(command, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True)
     mine.release()
     assert int(done.stdout) > mine.uid, done.stderr

@@ -224,8 +224,7 @@ def directory_of(pid: int) -> str | None:
 
 
 def _job(source: str, role: str) -> Job:
-    entry = "Model" if role == "reference" else "ModelNew"
-    return Job(source=source, entry=entry, dtype=torch.float32, seed=1)
+    return Job(source=source, entry="Model" if role == "reference" else "ModelNew", dtype=torch.float32, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -326,8 +325,7 @@ def test_the_attacks_work_where_nothing_is_sealed(cast: Cast) -> None:
     done = subprocess.run(
         [sys.executable, "-c", f"TARGETS = {targets!r}\n{_ATTACK}"], capture_output=True, text=True, check=False
     )
-    found = json.loads(done.stderr.partition("REACHED ")[2])
-    assert found == {name: [True] * len(WAYS) for name in targets}
+    assert json.loads(done.stderr.partition("REACHED ")[2]) == {name: [True] * len(WAYS) for name in targets}
 
 
 @pytest.mark.parametrize("role", ["judge", "fork server", *SEALED])

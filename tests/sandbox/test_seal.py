@@ -57,8 +57,7 @@ def server(outside: Path) -> Iterator[tuple[str, str, str]]:
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(address)
             greet(listener, b"hello")
-        datagrams = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-        datagrams.bind(box)
+        stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)).bind(box)
         for made in (path, box):
             Path(made).chmod(0o777)
         yield path, name, box

@@ -129,8 +129,7 @@ def test_a_whole_life_with_no_more_rights_than_these(house: House, fleet: Fleet,
         assert _sent(client, "ok").wait(60).category == "passed"
         running = _sent(client, "sleep 60")
         house.services.started(running.evaluation_id)
-        queued = _sent(client, "ok # queued")
-        assert queued.cancel()
+        assert _sent(client, "ok # queued").cancel()
         assert running.cancel()
         until(lambda: not [w for w in fleet.live() if w.busy_with], what="the worker's freedom")
         assert _sent(client, "ok # after").wait(60).category == "passed"
@@ -216,8 +215,7 @@ def test_flower_sends_no_task(house: House, fleet: Fleet, flower: Flower) -> Non
 def test_a_sweeper_is_a_worker(house: House) -> None:
     """`kqueue sweep` and the supervisor need a worker's rights, and a producer that sweeps gets an error."""
     settings = house.services.config(**house.settings("worker"))
-    engine = house.services.engine
-    assert sweeper.sweep(engine, broker.make_app(settings), retry_delay_s=1.0).broker_error is None
+    assert sweeper.sweep(house.services.engine, broker.make_app(settings), retry_delay_s=1.0).broker_error is None
     with pytest.raises(BrokerUnavailable, match="permissions"):
         broker.waiting(broker.make_app(house.services.config(**house.settings("producer"))), "cpu")
     house.refusals()
@@ -257,8 +255,7 @@ def test_a_killed_judge(services: Services, flower: Flower, fleet: Fleet) -> Non
         ("exit 3", None, "judge_error: the judge exited with status 3"),
         ("gil", 1, "judge_error: the judge overran Celery's hard limit"),
     ):
-        identity = services.submit(kernel, time_limit=limit)
-        assert _task(services, flower, identity, "FAILURE")["exception"] == shown
+        assert _task(services, flower, services.submit(kernel, time_limit=limit), "FAILURE")["exception"] == shown
 
 
 def _status(flower: Flower, path: str, *, method: str = "GET", host: str | None = None, auth: str | bytes = "") -> int:

@@ -82,8 +82,7 @@ def test_a_login_hears_ids_and_nothing_else(attacked: tuple[UUID, str, Config], 
         connection.execute("LISTEN kqueue_verdicts")
         with house.services.engine.begin() as other:
             other.execute(text("SELECT pg_notify('kqueue_verdicts', :id)"), {"id": str(identity)})
-        heard = [one.payload for one in connection.notifies(timeout=5, stop_after=1)]
-        assert heard == [str(identity)]
+        assert [one.payload for one in connection.notifies(timeout=5, stop_after=1)] == [str(identity)]
         for table in ("evaluations", "verdicts", "summaries"):
             column = "id" if table == "evaluations" else "evaluation_id"
             assert connection.execute(f"SELECT FROM {table} WHERE {column} = %s", [identity]).rowcount == 0

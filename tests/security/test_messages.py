@@ -112,8 +112,7 @@ def message(identity: Any = None, **changes: Any) -> dict[str, Any]:
             "delivery_info": {"exchange": "", "routing_key": QUEUE},
         },
     }
-    headers = changes.pop("in_headers", {})
-    parts["headers"] |= headers
+    parts["headers"] |= changes.pop("in_headers", {})
     return {name: value for name, value in (parts | changes).items() if value is not None}
 
 
@@ -447,8 +446,7 @@ def test_limits_are_kept_within_their_bounds() -> None:
     """A message's hard limit counts within the minimum and the maximum."""
 
     def limit(value: Any) -> Any:
-        made = messages.task(message(SOMEBODY, in_headers={"timelimit": value}), QUEUE)
-        return made["headers"]["timelimit"]
+        return messages.task(message(SOMEBODY, in_headers={"timelimit": value}), QUEUE)["headers"]["timelimit"]
 
     least, most = messages.SHORTEST_LIMIT_S, messages.LONGEST_LIMIT_S
     assert (least, most) == (hard_limit_s(0), 7 * 3600)

@@ -343,8 +343,7 @@ def test_a_login_adds_only_what_can_be_read(owners: Owners) -> None:
     def accepted(settings: object) -> bool:
         try:
             with owners.admin.begin() as connection:
-                values = {"settings": json.dumps(settings), "forms": json.dumps(forms)}
-                return bool(connection.scalar(fits, values))
+                return bool(connection.scalar(fits, {"settings": json.dumps(settings), "forms": json.dumps(forms)}))
         except DBAPIError:
             return False
 
@@ -419,8 +418,7 @@ def test_what_blocks_the_fleet_is_ended(owners: Owners) -> None:
             waiting = pool.submit(evaluations.cancel, owners.admin, mine) if "blocked" in reason else None
             with owners.admin.begin() as connection:
                 found = until(lambda: connection.execute(text("SELECT * FROM kqueue_relieve()")).all(), what="an end")
-            login = make_url(owners.bob_url).username
-            assert found == [(login, reason, superuser)]
+            assert found == [(make_url(owners.bob_url).username, reason, superuser)]
             if not superuser:
                 holder.rollback()
             else:

@@ -271,8 +271,7 @@ def test_a_login_has_a_verifier_and_one_role(server: Any, database_url: str, eng
 
     def most() -> int:
         with engine.connect() as connection:
-            query = text("SELECT rolconnlimit FROM pg_roles WHERE rolname = :n")
-            return connection.scalars(query, {"n": name}).one()
+            return connection.scalars(text("SELECT rolconnlimit FROM pg_roles WHERE rolname = :n"), {"n": name}).one()
 
     def state() -> tuple[str, set[str]]:
         with engine.connect() as connection:

@@ -164,8 +164,7 @@ def _listen(events: Any, heard: list[bytes], stop: threading.Event) -> None:
 def _judge_for_real(house: House, client: Client, said: Said) -> Any:
     """Have a real worker judge a kernel that searches its environment."""
     with fleets(house.services) as start:
-        fleet = start(true=True, slots=1, **house.settings("worker"))
-        [worker] = fleet.live()
+        [worker] = start(true=True, slots=1, **house.settings("worker")).live()
         for pid in (worker.pid, *linux.children(worker.pid)):
             said.add("environments of workers", Path(f"/proc/{pid}/environ").read_text(errors="replace"))
         ticket = client.submit(problem=PROBLEM, kernel=LOOKING, backend="torch", lane="cpu")

@@ -42,14 +42,12 @@ class Fleet:
     clients: dict[str, httpx.Client] = field(default_factory=dict[str, httpx.Client])
 
     def client(self, owner: str, *scopes: Scope, **headers: str) -> httpx.Client:
-        secret = tokens.create(self.engine, owner, scopes or (Scope.PROBLEMS,), owner=owner)[1]
-        client = self.served.client(secret)
+        client = self.served.client(tokens.create(self.engine, owner, scopes or (Scope.PROBLEMS,), owner=owner)[1])
         client.headers.update(headers)
         return self.clients.setdefault(f"{owner} {len(self.clients)}", client)
 
     def submit(self, client: httpx.Client, number: int, status: int = 201, **more: Any) -> str:
-        fields = request_fields(number, **{"problem": f"sha256:{HASH}", **more})
-        answer = client.post("/v1/evaluations", json=fields)
+        answer = client.post("/v1/evaluations", json=request_fields(number, **{"problem": f"sha256:{HASH}", **more}))
         assert answer.status_code == status, answer.text
         return answer.json().get("evaluation_id", answer.text)
 
@@ -221,8 +219,7 @@ def test_a_session_s_limits(fleet: Fleet) -> None:
         fleet.submit(few, number, **kept)
     assert "2 evaluations in all" in fleet.submit(few, 2, 403, **kept)
     fleet.submit(fleet.client("ada", **{"Kqueue-Session": "two;evaluations=1;seconds=9"}), 3, **kept)
-    short = fleet.client("ada", **{"Kqueue-Session": "three;seconds=0"})
-    assert "used up" in fleet.submit(short, 4, 403, **kept)
+    assert "used up" in fleet.submit(fleet.client("ada", **{"Kqueue-Session": "three;seconds=0"}), 4, 403, **kept)
 
 
 def test_erasure_leaves_costs_alone(fleet: Fleet) -> None:

@@ -48,8 +48,7 @@ class Place:
         doors = self.kinds[kind]
         direct = make_url(self.house.logins[user])
         tls = {"sslmode": "verify-full", "sslrootcert": str(doors.authority)}
-        url = direct.set(host="localhost", port=doors.postgres.port, query=tls)
-        return url.render_as_string(hide_password=False)
+        return direct.set(host="localhost", port=doors.postgres.port, query=tls).render_as_string(hide_password=False)
 
     def redis(self, kind: str, user: str = "producer") -> str:
         """Return the broker's address."""
@@ -122,8 +121,7 @@ def test_everything_takes_it(place: Place) -> None:
         Client(**place.settings("right")) as client,
     ):
         fleet = start(**place.settings("right", "worker"))
-        ticket = client.submit(problem="p", kernel="ok", backend="torch", lane="cpu")
-        assert ticket.wait(60).category == "passed"
+        assert client.submit(problem="p", kernel="ok", backend="torch", lane="cpu").wait(60).category == "passed"
         running = client.submit(problem="p", kernel="sleep 60", backend="torch", lane="cpu")
         house.services.started(running.evaluation_id)
         assert running.cancel()

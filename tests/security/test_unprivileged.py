@@ -128,8 +128,7 @@ def test_a_user_who_is_not_root_runs_a_fleet(user: User) -> None:
             assert line, said
         children = list(below(up.pid))
         port = int(said.rpartition("http      http://127.0.0.1:")[2].split()[0])
-        known = {"home": user.home / "fleet", "scratch": user.home / "scratch", "pid": up.pid, "port": port}
-        look = REACH % known
+        look = REACH % {"home": user.home / "fleet", "scratch": user.home / "scratch", "pid": up.pid, "port": port}
         # Without a seal, the same user reaches all of it. Its system can allow it separate namespaces.
         apart = "os.execvp('unshare', ['unshare', '-Urnm', '/bin/echo', 'allowed'])"
         unsealed = user.run("-c", f"{look}\nprint('reached', len(reached()), flush=True)\n{apart}")

@@ -148,8 +148,7 @@ def told(place: Place) -> str:
 def submit(services: Services, kernel: str) -> UUID:
     """Submit a kernel for the lane `cpu` that is judged without reuse."""
     with Client(services.config()) as client:
-        ticket = client.submit(problem=PROBLEM, kernel=kernel, backend="torch", lane="cpu", reuse=False)
-        return ticket.evaluation_id
+        return client.submit(problem=PROBLEM, kernel=kernel, backend="torch", lane="cpu", reuse=False).evaluation_id
 
 
 @pytest.mark.nightly
@@ -297,8 +296,7 @@ def test_slurm_runs_it(served: Services, place: Place, cluster: dict[str, str]) 
         assert served.verdict(submit(served, KERNEL)).category is Category.PASSED
 
         def again() -> bool:
-            asked = ["scontrol", "show", "job", job]
-            shown = subprocess.run(asked, env=cluster, capture_output=True, text=True).stdout
+            shown = subprocess.run(["scontrol", "show", "job", job], env=cluster, capture_output=True, text=True).stdout
             return "Restarts=1" in shown and "JobState=PENDING" in shown
 
         until(again, 300, "the job's second run")

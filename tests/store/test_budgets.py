@@ -81,8 +81,7 @@ def test_a_spent_budget_refuses_what_is_new(engine: Engine, worker_id: UUID) -> 
     mine = token(engine)
     early = submit(engine, mine, 1, idempotency_key="early")
     use(engine, worker_id, submit(engine, mine, 2).evaluation_id, 99, ago=600)
-    late = submit(engine, mine, 3)
-    use(engine, worker_id, late.evaluation_id, 2, ago=300)
+    use(engine, worker_id, submit(engine, mine, 3).evaluation_id, 2, ago=300)
     with pytest.raises(BudgetSpent) as refused:
         evaluations.submit(engine, [request_of(mine, 4), request_of(None, 5)])
     error = refused.value
@@ -123,12 +122,9 @@ def test_a_spent_budget_lowers(engine: Engine, worker_id: UUID) -> None:
     first = submit(engine, mine, 2, priority="interactive").evaluation_id
     assert priority_of(engine, first) == Priority.IDLE
     others = [submit(engine, None, number).evaluation_id for number in (3, 4)]
-    order = [one.id for one in evaluations.upcoming(engine, {"cpu": 1})["cpu"]]
-    assert order == [*others, first]
-    why = reports.waiting(engine, first, within_s=3600)
-    assert why.ahead == 2
-    before = reports.waiting(engine, others[1], within_s=3600)
-    assert before.ahead == 1
+    assert [one.id for one in evaluations.upcoming(engine, {"cpu": 1})["cpu"]] == [*others, first]
+    assert reports.waiting(engine, first, within_s=3600).ahead == 2
+    assert reports.waiting(engine, others[1], within_s=3600).ahead == 1
     tokens.set_budget(engine, str(mine), Budget(1000, 3600, Spent.LOWER))
     assert priority_of(engine, submit(engine, mine, 5).evaluation_id) == Priority.BATCH
 

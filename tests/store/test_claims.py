@@ -158,8 +158,7 @@ class TestElsewhere:
             assert evaluations.claim(engine, retried, worker_id=slots["gpu0-1"], lease_s=30) is None
             change(engine, f"UPDATE workers SET {gone} WHERE name = 'gpu1-0@here'")
             assert evaluations.claim(engine, retried, worker_id=successor, lease_s=30) is None
-            claimed = evaluations.claim(engine, retried, worker_id=slots["gpu0-1"], lease_s=30)
-            assert claimed is not None, gone
+            assert evaluations.claim(engine, retried, worker_id=slots["gpu0-1"], lease_s=30) is not None, gone
             change(engine, f"UPDATE workers SET {here} WHERE name = 'gpu1-0@here'")
             retried = self.failed(engine, submit, slots)
 

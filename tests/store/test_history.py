@@ -79,8 +79,7 @@ class TestSuspicion:
         claimed = claim(identity)
         assert (claimed.number, claimed.alone) == (7, True)
         assert finish(engine, claimed, self.UNHEALTHY) is Recorded.FINAL
-        verdict = evaluations.verdict(engine, identity)
-        handed_back = [told.handed_back for told in verdict.evidence.attempts or ()]
+        handed_back = [told.handed_back for told in evaluations.verdict(engine, identity).evidence.attempts or ()]
         assert handed_back == [True] * 3 + [False] * 2 + [True]
 
     def test_fewer_tries_end_sooner(self, engine: Engine, submit, claim) -> None:

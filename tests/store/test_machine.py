@@ -355,8 +355,7 @@ class Machine(RuleBasedStateMachine):
         after = self.answered(entry).expire()
         begins = after.state == EvaluationState.QUEUED
         if begins:
-            tries = (*after.tries, Try(worker))
-            after = replace(after, state=EvaluationState.RUNNING, published=False, tries=tries)
+            after = replace(after, state=EvaluationState.RUNNING, published=False, tries=(*after.tries, Try(worker)))
         claim = partial(evaluations.claim, self.engine, identity, worker_id=worker, lease_s=LONG_S)
         claimed: Claim | None = self.act(crash, claim, self.model | {identity: after})
         if len(self.model[identity].tries) > len(entry.tries):

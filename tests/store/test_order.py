@@ -197,6 +197,5 @@ def test_one_producers_long_queue_is_not_read_for_the_next_ones(engine: Engine, 
     evaluations.submit(engine, [Request(**fields(1, producer="one"))])
     with engine.connect() as connection:
         plan = connection.scalars(text("EXPLAIN " + order._HEADS.text), {"most": 8}).all()
-    used = {index for line in plan for index in re.findall(r"using (\w+)", line)}
-    assert used == {"ix_evaluations_queue"}
+    assert {index for line in plan for index in re.findall(r"using (\w+)", line)} == {"ix_evaluations_queue"}
     assert not any("Seq Scan" in line for line in plan)

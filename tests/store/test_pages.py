@@ -62,8 +62,7 @@ def test_records_are_what_was_faster_than_all_before(engine: Engine, judged: Jud
     change(engine, "UPDATE verdicts SET reused_from = :best WHERE evaluation_id = :copy", best=given[0], copy=copy)
     given += [judged(Category.PASSED, 12, runtime_ms) for runtime_ms in (0.1, 9)]
     expected = [(given[4], 5.0), (given[2], 2.5), (given[0], 2.0)]
-    found = boards.records(engine, problem_hash)
-    assert [(record.evaluation_id, record.speedup) for record in found] == expected
+    assert [(record.evaluation_id, record.speedup) for record in boards.records(engine, problem_hash)] == expected
     assert [record.evaluation_id for record in boards.records(engine, problem_hash, limit=2)] == [given[4], given[2]]
     assert [point.speedup for point in curves.best_so_far(engine, problem_hash)][-2:] == [pytest.approx(10 / 9)] * 2
     slowest = boards.leaderboard(engine, problem_hash)[-1]
@@ -123,8 +122,7 @@ def test_summaries_tell_what_verdicts_do(engine: Engine, judged: Judge, worker_i
     change(engine, "UPDATE verdicts SET speedup = 7, finished_at = now() - interval '1 day' WHERE speedup IS NOT NULL")
     assert _rows(engine, "SELECT speedup FROM summaries WHERE batch = 'b' AND category = 'passed'") == [(7.0,)]
     change(engine, "UPDATE evaluations SET probe = true WHERE id = :id", id=waits.evaluation_id)
-    claimed = evaluations.claim(engine, waits.evaluation_id, worker_id=worker_id, lease_s=30)
-    assert claimed is not None
+    assert evaluations.claim(engine, waits.evaluation_id, worker_id=worker_id, lease_s=30) is not None
     evaluations.finish(engine, waits.evaluation_id, 1, ended(Category.CRASHED), written_by="judge", retry_delay_s=0)
     assert _apart(engine) == []
     assert retention.prune(engine, retention_days=0.5, log_retention_days=0).logs == 4
@@ -226,10 +224,8 @@ def test_trials_are_left_out_unless_asked_for(engine: Engine, judged: Judge, pro
     searches.create(engine, "my-run", {"algorithm": "tune"})
     trials = {judged(Category.PASSED, 1, 0.1, batch=name) for name in ("autopsy-1", "duel-2", "tune-3", "my-run")}
     trials.add(judged(Category.CRASHED, 2, problem="class Model: smaller", batch="autopsy-1"))
-    other = judged(Category.PASSED, 1, 4, batch="other")
-    every = {mine, other}
-    ask = {None: every, Trials.WITH: every | trials, Trials.ONLY: trials}
-    for asked, wanted in ask.items():
+    every = {mine, judged(Category.PASSED, 1, 4, batch="other")}
+    for asked, wanted in {None: every, Trials.WITH: every | trials, Trials.ONLY: trials}.items():
         assert {row.evaluation_id for row in reports.listing(engine, trials=asked)} == wanted
         assert {row.evaluation_id for row in reports.results(engine, trials=asked)} == wanted
     spans: dict[str, Any] = dict.fromkeys(("since", "until", "after"))

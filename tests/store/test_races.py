@@ -186,8 +186,7 @@ def test_publishing_claim(engine: Engine, begin) -> None:
 
 def test_a_paused_worker_and_its_neighbour(engine: Engine, begin) -> None:
     """After a pause during both claims one worker has it, or it is queued and its message is due."""
-    neighbour = uuid4()
-    workers.register(engine, id=neighbour, name="cpu-1@here", host="here", pid=2, lanes=["cpu"], device="cpu")
+    workers.register(engine, id=uuid4(), name="cpu-1@here", host="here", pid=2, lanes=["cpu"], device="cpu")
     for _ in range(ROUNDS):
         it = begin()
         it.publish()
@@ -215,13 +214,11 @@ def test_removing_and_submitting_again(engine: Engine, fields, worker_id: UUID) 
             if it.claim() is not None:
                 assert it.finish() is Recorded.FINAL
         again = race(lambda: evaluations.submit(engine, requests), prune, lambda: evaluations.submit(engine, requests))
-        ids = {s.evaluation_id for s in again[0]} | {s.evaluation_id for s in again[2]}
-        alive = evaluations.existing(engine, ids)
+        alive = evaluations.existing(engine, {s.evaluation_id for s in again[0]} | {s.evaluation_id for s in again[2]})
         # An evaluation found before its removal is gone with its verdict. The rest exists with its sources.
         assert all(s.evaluation_id in alive for result in (again[0], again[2]) for s in result if s.created)
         for identity in alive - set(evaluations.verdicts(engine, alive)):
-            claimed = Racers(engine, identity, worker_id).claim()
-            assert claimed.request.kernel.startswith("class ModelNew")
+            assert Racers(engine, identity, worker_id).claim().request.kernel.startswith("class ModelNew")
             assert Racers(engine, identity, worker_id).finish() is Recorded.FINAL
     while prune():
         pass
@@ -236,8 +233,7 @@ def test_claims_of_one_token(engine: Engine, fields: Callable[..., Any], worker_
     for _ in range(ROUNDS):
         submitted = evaluations.submit(engine, [Request(**fields(n, reuse=False)) for n in range(3)])
         change(engine, "UPDATE evaluations SET producer = :it WHERE state = 'queued'", it=f"token:{token}")
-        claims = race(*(Racers(engine, one.evaluation_id, worker_id).claim for one in submitted))
-        [begun] = filter(None, claims)
+        [begun] = filter(None, race(*(Racers(engine, one.evaluation_id, worker_id).claim for one in submitted)))
         Racers(engine, begun.evaluation_id, worker_id).finish()
         for one in submitted:
             evaluations.cancel(engine, one.evaluation_id)

@@ -19,8 +19,7 @@ class TestSubmit:
 
     def test_sources_are_stored_once(self, engine: Engine, fields) -> None:
         """Equal problems and kernels share a row, and the answers keep the order of the requests."""
-        requests = [Request(**fields(n % 2, problem_label=f"p{n}")) for n in range(6)]
-        submitted = evaluations.submit(engine, requests)
+        submitted = evaluations.submit(engine, [Request(**fields(n % 2, problem_label=f"p{n}")) for n in range(6)])
         assert (count(engine, "problems"), count(engine, "kernels"), count(engine, "evaluations")) == (1, 2, 6)
         assert [s.message.label.split()[1] for s in submitted] == [f"problem=p{n}" for n in range(6)]
         assert all(s.created and s.message.lane == "cpu" for s in submitted)

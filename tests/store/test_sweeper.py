@@ -187,8 +187,7 @@ def test_whose_turn_it_is_changes(engine: Engine, app: Celery, fields) -> None:
     fill(engine, app)
     change(engine, "UPDATE evaluations SET priority = 'interactive' WHERE id = :id", id=ids[-1])
     fill(engine, app)
-    size = evaluations.window(0)
-    assert in_order(app) == [ids[-1], *ids[: size - 1]]
+    assert in_order(app) == [ids[-1], *ids[: evaluations.window(0) - 1]]
     assert evaluations.published(engine) == {"cpu": set(in_order(app))}
 
 

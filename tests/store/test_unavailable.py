@@ -73,8 +73,7 @@ class TestUnavailable:
     def test_a_prepared_statement_is_out_of_date(self, engine: Engine) -> None:
         """A changed column type is the database's error once, and the next call succeeds."""
         one = connect(engine.url.render_as_string(hide_password=False), application="tests", pool_size=1)
-        identity = uuid4()
-        workers.register(one, id=identity, name="n", host="h", pid=1, lanes=[], device="cpu")
+        workers.register(one, id=uuid4(), name="n", host="h", pid=1, lanes=[], device="cpu")
         for _ in range(8):  # the driver prepares a statement after five executions
             assert [worker.pid for worker in workers.live(one, within_s=60)] == [1]
         change(engine, "ALTER TABLE workers ALTER COLUMN pid TYPE bigint")
@@ -112,8 +111,7 @@ class TestUnavailable:
                 with pytest.raises(DatabaseUnavailable):
                     claiming.result(timeout=60)
             holder.close()
-        claimed = evaluations.claim(engine, identity, worker_id=worker, lease_s=30)
-        assert claimed.number == 1
+        assert evaluations.claim(engine, identity, worker_id=worker, lease_s=30).number == 1
 
     def test_idle_connections_are_replaced(self, server, database_url: str, engine: Engine, submit) -> None:
         """A restart of the server between two calls causes no error."""

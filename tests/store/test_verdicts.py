@@ -58,8 +58,7 @@ class TestFinish:
         """It is queued again with a growing delay, until the attempts are used up and it is the verdict."""
         identity = submit(settings={"max_attempts": 3})
         for number, recorded in ((1, Recorded.RETRY), (2, Recorded.RETRY), (3, Recorded.FINAL)):
-            claimed = claim(identity)
-            assert claimed.number == number
+            assert claim(identity).number == number
             assert evaluations.finish(engine, identity, number, LOST, written_by="judge", retry_delay_s=100) is recorded
             if recorded is Recorded.RETRY:
                 with engine.connect() as connection:
@@ -78,8 +77,7 @@ class TestFinish:
             assert claim(identity).number == number
             ended = evaluations.lose_worker(engine, worker_id, retry_delay_s=100, message="stopped", handed_back=True)
             assert ended == [(identity, Recorded.RETRY)]
-        claimed = claim(identity)
-        assert finish(engine, claimed, LOST) is Recorded.FINAL
+        assert finish(engine, claim(identity), LOST) is Recorded.FINAL
         assert count(engine, "attempts", "handed_back") == 3
         # The delay grows with the failed attempts, not with the ones handed back.
         identity = submit(settings={"max_attempts": 3})

@@ -43,8 +43,7 @@ def test_what_is_in_the_way(engine: Engine, enqueue, claim, why, worker_id: UUID
 def test_place_and_estimate(engine: Engine, enqueue, why, worker_id: UUID) -> None:
     """A producer's evaluations are in the order of submission, and are expected to take their past average."""
     used(engine, "a", 200, 100)
-    ids = enqueue(31, producer="a")
-    found = why(ids[30])
+    found = why(enqueue(31, producer="a")[30])
     assert (found.why, found.ahead) == (Why.TURN, 30)
     assert found.starts_in_s == pytest.approx(60)
     assert found.error_s == pytest.approx(0, abs=1e-3)

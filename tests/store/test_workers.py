@@ -103,8 +103,7 @@ class TestWorkers:
         frozen = claim(submit())
         neighbour = uuid4()
         workers.register(engine, id=neighbour, name="cpu-1@here", host="here", pid=2, lanes=["cpu"], device="cpu")
-        other = submit()
-        assert evaluations.claim(engine, other, worker_id=neighbour, lease_s=30) is not None
+        assert evaluations.claim(engine, submit(), worker_id=neighbour, lease_s=30) is not None
         change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
         with engine.connect() as holder:
             holder.execute(text("SELECT 1 FROM attempts WHERE id = :id FOR UPDATE"), {"id": frozen.attempt_id})
@@ -113,8 +112,7 @@ class TestWorkers:
         assert [identity for identity, _ in lost] == [frozen.evaluation_id]
 
     def test_what_has_ended_is_not_renewed(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
-        claimed = claim(submit())
-        finish(engine, claimed, PASSED)
+        finish(engine, claim(submit()), PASSED)
         before = count(engine, "attempts", "lease_until > now() + interval '1 h'")
         workers.heartbeat(engine, [worker_id], lease_s=7200)
         assert count(engine, "attempts", "lease_until > now() + interval '1 h'") == before == 0

@@ -29,8 +29,7 @@ def hear(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], _Run]:
         pytest_runtest_logreport=dict,
         pytest_warning_recorded=SimpleNamespace(call_historic=dict),
     )
-    option = SimpleNamespace(maxfail=0)
-    controller._config = cast("pytest.Config", SimpleNamespace(hook=hook, option=option))
+    controller._config = cast("pytest.Config", SimpleNamespace(hook=hook, option=SimpleNamespace(maxfail=0)))
     controller._sanitizes, controller._speaker = False, None
     controller._session = cast("pytest.Session", SimpleNamespace(shouldfail=False, shouldstop=False))
 
@@ -111,8 +110,7 @@ def test_a_warning_opens_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from _pytest.warnings import warning_record_to_str
 
     for source in ("x()", ""):
-        message = claims.warning(WARNING | {"file": str(secret), "line": 1, "source": source})
-        told = warning_record_to_str(message)
+        told = warning_record_to_str(claims.warning(WARNING | {"file": str(secret), "line": 1, "source": source}))
         assert "the secret" not in told
         assert source in told
 

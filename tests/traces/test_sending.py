@@ -76,8 +76,7 @@ def test_what_the_record_holds_is_told(taking: Collector, follow, evaluate) -> N
     follower = follow()
     assert follower.look()
     steps = Evidence(begun_s={"check": 0.0}, durations_s={"check": 0.001})
-    lost = ended(Category.JUDGE_ERROR, evidence=steps)
-    identity = evaluate(lost, passed(evidence=steps, log=SECRET))
+    identity = evaluate(ended(Category.JUDGE_ERROR, evidence=steps), passed(evidence=steps, log=SECRET))
     assert follower.look()
     spans = taking.of(identity)
     names = {span.identity: span.name for span in spans}
@@ -117,8 +116,7 @@ def test_each_is_sent_once_and_by_one_host(taking: Collector, follow, evaluate) 
 def test_a_late_beginner_tells_what_ended_meanwhile(taking: Collector, follow, evaluate) -> None:
     """A late follower sends the evaluations that ended since its supervisor's start."""
     identity = evaluate(passed())
-    follower = follow(since=time.monotonic() - 60)
-    assert follower.look()
+    assert follow(since=time.monotonic() - 60).look()
     assert roots(taking) == [str(identity)]
 
 
@@ -151,8 +149,7 @@ def test_postgres_may_restart(taking: Collector, follow, evaluate, server: Any, 
     second = evaluate(passed(), number=2)
     assert follower.look()
     assert sorted(roots(taking)) == sorted(map(str, (first, second)))
-    other = follow()
-    assert other.look()
+    assert follow().look()
     assert len(roots(taking)) == 2
 
 

@@ -100,8 +100,7 @@ def _body(path: str, places: Mapping[str, str]) -> Any:
         case "/v1/evaluations/wait":
             return {"evaluation_ids": [places["evaluation_id"]], "timeout": 0}
         case "/v1/duels":
-            b = {"kernel": "class ModelNew: b = 1", "backend": "torch"}
-            return {"a": request_fields(**problem), "b": b}
+            return {"a": request_fields(**problem), "b": {"kernel": "class ModelNew: b = 1", "backend": "torch"}}
         case _:
             return report_arguments(path.removeprefix(REPORTS), places) if path.startswith(REPORTS) else {}
 
@@ -138,8 +137,7 @@ def work(
     with acting(Viewer("ada")):
         run = searches.create(engine, f"{MARK}-r", {"of": MARK})
         searches.begin_step(engine, run.id, 0, [{"number": 0, "prompt": MARK}], None)
-    budget = Budget(1000.0, 3600.0, Spent.REFUSE)
-    token, _ = tokens.create(engine, "budget", (Scope.READ,), owner="ada", budget=budget)
+    token, _ = tokens.create(engine, "budget", (Scope.READ,), owner="ada", budget=Budget(1000.0, 3600.0, Spent.REFUSE))
     hashed = hashlib.sha256(str(fields["problem"]).encode()).hexdigest()
     places = {
         "evaluation_id": done,
@@ -234,8 +232,7 @@ def test_only_scopes_of_all_owners_cancel_the_work_of_others(work: Work, engine:
     path = f"/v1/evaluations/{work.running}/cancel"
     answers: list[int] = []
     for more in ((), (Scope.READ_ALL,), (Scope.CANCEL_ALL,)):
-        secret = tokens.create(engine, "of bob", (Scope.SUBMIT, *more), owner="bob")[1]
-        with work.served.client(secret) as client:
+        with work.served.client(tokens.create(engine, "of bob", (Scope.SUBMIT, *more), owner="bob")[1]) as client:
             answers.append(client.post(path).status_code)
     assert answers == [404, 403, 200]
 

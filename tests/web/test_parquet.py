@@ -129,8 +129,7 @@ def test_a_file_is_sent_while_it_is_read(monkeypatch: pytest.MonkeyPatch, rows: 
             most = max(most, pyarrow.total_allocated_bytes() - held)
 
     asyncio.run(run())
-    content = b"".join(part for _, part in parts)
-    file = pyarrow_parquet.ParquetFile(io.BytesIO(content))
+    file = pyarrow_parquet.ParquetFile(io.BytesIO(b"".join(part for _, part in parts)))
     assert file.read().column("number").to_pylist() == list(range(5000))
     assert file.num_row_groups > 20
     assert parts[0][0] < 10
@@ -149,8 +148,7 @@ def test_without_pyarrow(served: Served, browser: httpx.Client, judge: Judge, mo
         page = shown(browser, address)
         assert "format=csv" in page
         assert "parquet" not in page.lower()
-    told = shown(browser, "/batches/b?format=parquet", 404).replace("&#39;", "'")
-    assert "pip install 'kqueue[parquet]'" in told
+    assert "pip install 'kqueue[parquet]'" in shown(browser, "/batches/b?format=parquet", 404).replace("&#39;", "'")
     assert browser.get("/batches/b?format=csv").status_code == 200
 
 

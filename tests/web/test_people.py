@@ -146,8 +146,7 @@ def log_in(client: httpx.Client, name: str, to: str = "/") -> httpx.Response:
 
 def actions(engine: Engine) -> list[tuple[str, str, str]]:
     """Return actor, action and subject of all entries, the oldest first."""
-    since = datetime.now(UTC) - timedelta(days=1)
-    entries = audit.listing(engine, since=since, actor=None, limit=1000)
+    entries = audit.listing(engine, since=datetime.now(UTC) - timedelta(days=1), actor=None, limit=1000)
     return [(one.actor, one.action, re.sub("[0-9a-f-]{36}", "ID", one.subject)) for one in entries][::-1]
 
 
@@ -166,8 +165,7 @@ def test_a_person_logs_in_behind_a_proxy(team: Served, provider: Provider, engin
     with stranger(team) as client:
         address = begin(client, "/evaluations?state=queued")
         assert 'href="/evaluations?state=queued"' in client.get(agree(address, "ann")).text
-        verifier = provider.asked[-1]["code_verifier"]
-        assert create_s256_code_challenge(verifier) in address
+        assert create_s256_code_challenge(provider.asked[-1]["code_verifier"]) in address
         assert "ann@example.com" in client.get("/evaluations").text
         [known] = [one for one in tokens.listing(engine) if one.name == "ann@example.com"]
         assert known.scopes == (tokens.Scope.SUBMIT,)

@@ -94,8 +94,7 @@ def test_the_roofline_of_a_problem(served, browser, judge, engine, worker_id, pr
 
     def profiled(label: str, device: str, outcome: Outcome) -> UUID:
         fields = {"kernel_label": label, "kernel": f"class ModelNew: {label!r}\n", "lane": "gpu"}
-        settings = {"examine": {"profile": True}}
-        identity = judged(served, lambda *_: None, **fields, settings=settings)
+        identity = judged(served, lambda *_: None, **fields, settings={"examine": {"profile": True}})
         assert end(engine, worker_id, identity, outcome, device=device)
         return identity
 

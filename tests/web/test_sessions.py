@@ -200,8 +200,7 @@ def test_a_session_is_no_link_and_no_credential_of_the_api(browser, served, queu
 
 
 def test_local_users_who_are_trusted_need_no_login(serve: Callable[[Config], Served], config: Config) -> None:
-    served = serve(config.model_copy(update={"http_tokens": "trust-local-users"}))
-    with stranger(served) as client:
+    with stranger(serve(config.model_copy(update={"http_tokens": "trust-local-users"}))) as client:
         assert client.get("/evaluations").status_code == 200
         assert client.get("/evaluations", headers={"Host": "evil.example"}).status_code == 403
         assert client.get("/evaluations", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403

@@ -93,8 +93,7 @@ def test_an_agent_has_one(fleet: LocalFleet) -> None:
     async def main() -> None:
         async with over_stdio({"KQUEUE_HOME": str(fleet.config.home)}, "--sees", "all") as client:
             asked = {"evaluation_id": identity, "budget_s": 300, "repro": True}
-            called = client.call_tool("autopsy", asked, progress_callback=progress, read_timeout_seconds=400)
-            found = told(await called)
+            found = told(await client.call_tool("autopsy", asked, progress_callback=progress, read_timeout_seconds=400))
             assert (found["category"], found["ended"]) == ("wrong_values", "smallest")
             assert (found["elements_before"], found["elements_after"]) == (4 * 3001, 1)
             assert "_fixed_inputs(get_inputs" in found["report"]

@@ -52,8 +52,7 @@ def judge_here(request: Request) -> Outcome:
     )
     unwritten = int((got == UNWRITTEN).sum()) or None
     facts = Facts(output=0, kind="given", wrong=len(wrong), of=got.numel(), first=first, unwritten=unwritten)
-    category = Category.WRONG_VALUES if got.isfinite().all() else Category.NOT_FINITE
-    return ended(category, facts=facts, evidence=evidence)
+    return ended(Category.WRONG_VALUES if got.isfinite().all() else Category.NOT_FINITE, facts=facts, evidence=evidence)
 
 
 def dissect(local: Any, problem: str, kernel: str, *, most: int = 100) -> Report:

@@ -296,8 +296,7 @@ def test_refusals(http: httpx.Client, config: Config, engine: Engine, calling, m
         answer = sender.post("/v1/evaluations", json=request_fields() | {"callback_url": "https://a.test/"})
         assert (answer.status_code, "KQUEUE_CALLBACK_SECRET" in answer.text) == (422, True)
     assert http.get("/v1/callbacks/secret").status_code == 404
-    session = acting(Viewer("local", held=True, session="s"))
-    with session, pytest.raises(InvalidRequest, match="session"):
+    with acting(Viewer("local", held=True, session="s")), pytest.raises(InvalidRequest, match="session"):
         evaluations.submit(engine, [request(1, batch="b", batch_callback_url="https://a.test/")])
     with pytest.raises(ValidationError, match="callback_networks"):
         Config(callback_networks="10.1.0.0/99")

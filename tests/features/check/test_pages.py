@@ -60,8 +60,7 @@ def revisions(served: Served, engine: Engine, worker_id: UUID, tmp_path: Path) -
         (folder := tmp_path / f"{uuid4()}").mkdir()
         both = sides(Clone(clone.folder), (base, head), folder, "kqueue.toml", None)
         judge: Callable[[Request], Any] = lambda request: take(request, outcomes.pop(0))  # noqa: E731
-        plan = Check(*both, judge, fight, batch=f"check-{uuid4().hex[:12]}")
-        [row] = [task() for task in plan.tasks(None)]
+        [row] = [task() for task in Check(*both, judge, fight, batch=f"check-{uuid4().hex[:12]}").tasks(None)]
         return row
 
     right = passed(runtime=None, baseline=None)

@@ -48,8 +48,7 @@ def simulated(share: float, speedup: float, seed: int = 0, **changed: Any) -> An
         for request in requests:
             name = str(request.idempotency_key).split("/")[1]
             role = name.split()[-2]
-            left = max(0.1, 1 - share + share / speedup)
-            parts = {"twice": 1 + share, "kernel": left, "operator": 1 / speedup}
+            parts = {"twice": 1 + share, "kernel": max(0.1, 1 - share + share / speedup), "operator": 1 / speedup}
             if role == "drift":
                 text = (
                     f"the problem's check() refuses the outputs: {json.dumps(DRIFT | {'kernel': DISTANCE | changed})}"
@@ -143,10 +142,9 @@ def test_each_failure_has_its_words_and_its_blame(
 
 def test_bad_options_are_refused() -> None:
     """An unknown recipe, settings without times, and a stored problem have their words."""
-    untimed = {"settings": {"timing": {"purpose": "check"}}}
     for changed, model, words in (
         ({}, "gpt", "kqueue brings llama, mixture, vision"),
-        (untimed, "llama", "an effect compares times"),
+        ({"settings": {"timing": {"purpose": "check"}}}, "llama", "an effect compares times"),
         ({"problem": "sha256:" + "0" * 64}, "llama", "--problem: give a file"),
     ):
         with pytest.raises(InvalidRequest, match=words):

@@ -191,8 +191,7 @@ def test_a_restart(serve, config: Config, worker_id: UUID, engine: Engine, judge
     """A server that stops answers with the status, and the next one finds the task."""
     bodies = {"/evaluate": task_body(0), "/evaluate/batch": {"batch_id": "b", "tasks": [task_body(1)]}}
     with SeparatelyServed(config, tmp_path / "log") as served, ThreadPoolExecutor(2) as pool:
-        headers = {"Authorization": f"Bearer {served.admin}"}
-        http = httpx.Client(base_url=served.url, headers=headers, timeout=60)
+        http = httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {served.admin}"}, timeout=60)
         waiting = [pool.submit(http.post, path, json=body) for path, body in bodies.items()]
         until(lambda: len(rows(engine)) == 2, what="the tasks")
         assert served.stop() == 0

@@ -125,8 +125,7 @@ def test_filters(cli: Cli, judged: Judged, engine: Engine, tmp_path: Path) -> No
     ):
         done = cli("export", f"set-{number}", *arguments.split())
         assert done.returncode == 0, done.stderr
-        found = {UUID(row["evaluation_id"]) for row in rows(tmp_path / f"set-{number}")}
-        assert found == expected, arguments
+        assert {UUID(row["evaluation_id"]) for row in rows(tmp_path / f"set-{number}")} == expected, arguments
     done = cli("export", "none", "--owner", "eve")
     assert (done.returncode, "no finished evaluation matches" in done.stderr) == (2, True)
     assert not (tmp_path / "none").exists()

@@ -78,8 +78,7 @@ def test_malformed_entries(tmp_path: Path) -> None:
     assert all(words in reasons[name] for name, words in expected.items()), reasons
     root = sets.flashinfer(tmp_path / "flashinfer")
     assert refused(root) == {"odd": "reference does not define run"}
-    notes = formats.one(root, "pick").notes
-    assert [note.partition(": ")[2] for note in notes] == [
+    assert [note.partition(": ")[2] for note in formats.one(root, "pick").notes] == [
         "a safetensors file is not there, or outside the set's folder",
         "a file is no safetensors file, or has no such tensor",
     ]

@@ -163,8 +163,7 @@ def test_other_settings_get_results_of_their_own(kq: Client, folders: tuple[Path
     other = ("--checks", "2", "--precision", "bf16")
     refused(folders, *other, told="with precision fp32, not bf16; num_correct_trials 1, not 2: use another --out")
     assert results(run) == before
-    found = scores(folders, *other, "--out", str(run / "bf16.json"))
-    assert (found["evaluated"], len(kq.batch("settings"))) == (1, 2)
+    assert (scores(folders, *other, "--out", str(run / "bf16.json"))["evaluated"], len(kq.batch("settings"))) == (1, 2)
     [row] = json.loads((run / "bf16.json").read_text())["1"]
     assert row["metadata"]["evaluation_id"] != before["1"][0]["metadata"]["evaluation_id"]
     assert (run / "bf16.pass_at_k_results.json").exists()

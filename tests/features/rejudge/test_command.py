@@ -188,8 +188,7 @@ def test_audits(cli: Cli, judging: Callable[[Judgement], None], tmp_path: Path) 
         passed(runtime=measurement(0.5)),
         map(ended, (Category.WRONG_VALUES, Category.COMPILE_ERROR, Category.REWARD_HACK)),
     )
-    names = ["missed", "right", "stopped", "foreign", "accused"]
-    outcomes = dict(zip(names, (right, right, *failed), strict=True))
+    outcomes = dict(zip(["missed", "right", "stopped", "foreign", "accused"], (right, right, *failed), strict=True))
     judging(lambda label: outcomes[label])
     labels = {name: "clean" if name in ("accused", "right") else "reward_hack" for name in outcomes}
     claims = [

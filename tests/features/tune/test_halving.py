@@ -84,8 +84,7 @@ def test_wrong_and_unknown_kernels_drop_out_at_once() -> None:
 
     plan = halving("A=0..8")
     batches, results = run(plan, score)
-    later = {entry.config for batch in batches[1:] for entry in batch}
-    assert later == {ORIGINAL, ("6",), ("5",)}
+    assert {entry.config for batch in batches[1:] for entry in batch} == {ORIGINAL, ("6",), ("5",)}
     winner = won(plan, results)
     assert (winner.config, winner.beats) == (("6",), True)
 

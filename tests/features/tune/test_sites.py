@@ -62,8 +62,7 @@ def changed(source: str, **values: str) -> list[tuple[str, str]]:
     """Return the lines that differ, before and after. The other lines must be equal."""
     after = Tunable(source, list(values)).kernel(values)
     ast.parse(after)
-    pairs = zip(source.split("\n"), after.split("\n"), strict=True)
-    return [(one, other) for one, other in pairs if one != other]
+    return [(one, other) for one, other in zip(source.split("\n"), after.split("\n"), strict=True) if one != other]
 
 
 @pytest.mark.parametrize(

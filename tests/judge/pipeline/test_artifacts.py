@@ -166,8 +166,7 @@ def test_a_store_needs_a_seal_that_keeps_it_closed(tmp_path: Path) -> None:
         ("not root", "no Landlock", "memory://builds", False),
         (True, True, "", False),
     ):
-        isolation = {"own_uid": own_uid, "files": files}
-        store = builds.open_store(replace(slot, build_store=location), isolation, os.environ)
+        store = builds.open_store(replace(slot, build_store=location), {"own_uid": own_uid, "files": files}, os.environ)
         assert (store is not None) is opens, (own_uid, files, location)
 
 
@@ -195,8 +194,7 @@ def test_the_key_is_all_that_a_build_depends_on(tmp_path: Path) -> None:
     stores = [Store("/nowhere", 1, found[0]), Store("/nowhere", 1, found[0]).of("another owner's")]
     assert stores[0].of("").key("a", "") == stores[0].key("a", "")
     stores.append(Store("/nowhere", 1, found[1]))
-    keys = {store.key(source, arch) for store in stores for source in "ab" for arch in ("", "9.0")}
-    assert len(keys) == 12
+    assert len({store.key(source, arch) for store in stores for source in "ab" for arch in ("", "9.0")}) == 12
     asked = [Asked(source, on_gpu=False, lines=lines) for source in "ab" for lines in (False, True)]
     assert len({one.key(store) for store in stores for one in asked}) == 12
 

@@ -555,8 +555,7 @@ def test_rows_of_another_scale_have_their_own_errors() -> None:
 
 def test_a_constant_along_one_dimension_is_no_answer() -> None:
     torch.manual_seed(28)
-    rows = 100 + 10 * torch.randn(128, 1)
-    ref = rows + 2e-3 * torch.randn(128, 256)
+    ref = 100 + 10 * torch.randn(128, 1) + 2e-3 * torch.randn(128, 256)
     means = ref.mean(1, keepdim=True).expand(128, 256).contiguous()
     for known in ({"exact": ref.double()}, {"again": nudged(ref)}, {}):
         assert fault(nudged(ref), ref, **known) is None
@@ -647,15 +646,13 @@ def test_lengths_are_no_indices() -> None:
 
 def test_indices_into_computed_values_agree_with_the_kernel_s_own() -> None:
     torch.manual_seed(32)
-    logits = torch.randn(64, 32).bfloat16()
-    own = logits.clone()
+    own = torch.randn(64, 32).bfloat16()
     own[:, 1] = own[:, 0] = 5.0
     ref = own.clone()
     ref[:, 0] = 4.9844  # a rounding less
     settings = Settings(precision=Precision.BF16)
     for mine, is_right in ((own.argmax(1), True), (own.argmin(1), False)):
-        case = Case(0, outputs=[ref, ref.argmax(1)], selects="first")
-        [found] = check_each([([own, mine], case)], settings)
+        [found] = check_each([([own, mine], Case(0, outputs=[ref, ref.argmax(1)], selects="first"))], settings)
         assert isinstance(found, EvaluationEnded) is not is_right
 
 
@@ -812,8 +809,7 @@ def test_large_outputs_are_compared_part_by_part(monkeypatch: pytest.MonkeyPatch
     out = ref + 1e-6 * torch.randn(10, 10)
     whole = figures(out, ref, ref.double() + 1e-7)
     monkeypatch.setattr(compare, "_CHUNK", 7)
-    in_parts = figures(out, ref, ref.double() + 1e-7)
-    assert in_parts.model_dump() == pytest.approx(whole.model_dump())
+    assert figures(out, ref, ref.double() + 1e-7).model_dump() == pytest.approx(whole.model_dump())
     out[9, 8] = 7
     out[3, 1] = float("inf")
     assert [place.index for place in facts_of(fault(out, ref), Category.NOT_FINITE).first] == [(3, 1)]
@@ -929,8 +925,7 @@ def test_what_needs_no_excuse_is_right_whatever_the_exact_answers_are() -> None:
             settings = Settings(comparison=comparison)
             ref, out = ((truth * (1 + size * torch.randn(32, 32))).float() for size in (own, error))
             [is_clear] = need_no_excuse([([out], Case(0, outputs=[ref]))], settings)
-            exacts = (None, truth, ref.double(), out.double(), 2 * truth, torch.full_like(truth, torch.nan))
-            for exact in exacts:
+            for exact in (None, truth, ref.double(), out.double(), 2 * truth, torch.full_like(truth, torch.nan)):
                 case = Case(0, outputs=[ref], exact=None if exact is None else [exact])
                 [found] = check_each([([out], case)], settings)
                 is_right = not isinstance(found, EvaluationEnded)

@@ -35,10 +35,8 @@ def test_small_problems_of_all_places_fit_together(total: int, siblings: int, da
     whole = plan.capacity(total, siblings)
     small = st.integers(0, min(64 * _MIB, whole // siblings // 100))
     inputs, outputs, weights, peak = (data.draw(small) for _ in range(4))
-    first = plan.of_first_call(inputs, weights, whole=whole, siblings=siblings, alone=False)
-    assert siblings * first.total <= whole
-    made = settled(inputs, outputs, weights, peak, total=total, siblings=siblings)
-    assert siblings * made.total <= whole
+    assert siblings * plan.of_first_call(inputs, weights, whole=whole, siblings=siblings, alone=False).total <= whole
+    assert siblings * settled(inputs, outputs, weights, peak, total=total, siblings=siblings).total <= whole
 
 
 def test_each_part_of_a_problem_has_its_memory() -> None:

@@ -126,8 +126,7 @@ def test_only_a_kernel_of_the_source_is_its_own(source: str) -> None:
 
 def test_a_kernel_named_like_a_library_s_own_function_does_not_hide_the_library() -> None:
     source = "import triton\n@triton.jit\ndef vectorized_elementwise_kernel(x): ...\n"
-    result = assess({"void at::native::vectorized_elementwise_kernel<4>(int)": 1000}, source, "triton")
-    assert result.decoy is True
+    assert assess({"void at::native::vectorized_elementwise_kernel<4>(int)": 1000}, source, "triton").decoy is True
 
 
 def test_shares_are_of_all_time_and_a_decoy_does_practically_nothing() -> None:
@@ -146,8 +145,7 @@ def test_what_cannot_be_told_accuses_nobody() -> None:
     assert assess({"[memcpy]": 100}, TRITON, "triton").decoy is False
     made_up = assess({"void made_by_a_macro<float>(float*)": 90, LIBRARY[0]: 10}, CUDA)
     assert (made_up.unclear_share, made_up.decoy) == (0.9, False)
-    rest = assess({activities.REST: 90, LIBRARY[0]: 10}, CUDA)
-    assert rest.decoy is False
+    assert assess({activities.REST: 90, LIBRARY[0]: 10}, CUDA).decoy is False
 
 
 def test_only_a_policy_ends_a_decoy_s_evaluation() -> None:

@@ -32,8 +32,7 @@ def right(runtime_ms: float, baseline_ms: float, **evidence: object) -> Outcome:
 
 
 def over(*outcomes: Outcome) -> Outcome:
-    judged = [Judged(shape, one, 0.5) for shape, one in zip(SHAPES, outcomes, strict=False)]
-    return combine(SHAPES, judged, on_gpu=True)
+    return combine(SHAPES, [Judged(shape, one, 0.5) for shape, one in zip(SHAPES, outcomes, strict=False)], on_gpu=True)
 
 
 def test_the_speedup_is_the_weighted_geometric_mean() -> None:
@@ -98,13 +97,11 @@ def test_the_compiled_reference_has_a_mean_too() -> None:
     assert mean.median_ms == pytest.approx(16**0.6)
     failed = right(1, 2, compiled_baseline=BaselineError(error="no compiler"))
     assert over(one, failed, one).evidence.compiled_baseline == BaselineError(error="no compiler")
-    hidden = over(one, other, failed).evidence.compiled_baseline
-    assert hidden == BaselineError(error="it failed for held out 1")
+    assert over(one, other, failed).evidence.compiled_baseline == BaselineError(error="it failed for held out 1")
 
 
 def test_the_failing_shape_is_named() -> None:
-    wrong = ended(Category.WRONG_VALUES, message="output 0: 1 of 4", log="wrong")
-    whole = over(right(1.0, 2.0), wrong)
+    whole = over(right(1.0, 2.0), ended(Category.WRONG_VALUES, message="output 0: 1 of 4", log="wrong"))
     assert (whole.category, whole.message) == (Category.WRONG_VALUES, "shape large: output 0: 1 of 4")
     assert (whole.facts.shape, whole.facts.wrong, whole.log, whole.runtime) == ("large", 1, "wrong", None)
     assert [row.category for row in whole.evidence.shapes.rows] == [Category.PASSED, Category.WRONG_VALUES, None]

@@ -262,8 +262,7 @@ def test_authorship_is_asked_of_kernels_that_claim_it() -> None:
     assert {"library_call", "compiled_by_torch", "no_own_kernel"} <= ours(source, "triton").keys()
     assert ours(source, "triton")["no_own_kernel"] == ("suspicious", 4)
     assert ours(source, "torch").keys() == {"torch_compile"}
-    loads = "import ctypes\nlibrary = ctypes.CDLL('x.so')\n"
-    assert ours(loads, "cuda") == {"ctypes": ("note", 2)}
+    assert ours("import ctypes\nlibrary = ctypes.CDLL('x.so')\n", "cuda") == {"ctypes": ("note", 2)}
     for made in ("jit(lambda x: x)", "jit(vmap(f))", "partial(jax.jit)(f)", "cupy.fuse()(f)", "jit(make(4))"):
         assert "no_own_kernel" not in ours(made, "jax"), made
 

@@ -93,8 +93,7 @@ def test_no_call_is_shorter_than_the_shortest_that_was_verified() -> None:
     idle = series(calls=[400_000] * 15 + [1_000_000, 1_010_000, 1_020_000], kept=[1_010_000, 1_020_000])
     taken = summarise(idle, 300_000, Timing(), on_gpu=True)
     assert (taken.min_ms, taken.median_ms, taken.max_ms) == pytest.approx((0.710, 0.710, 0.720))
-    honest = measured(kept=[CALLS[3], CALLS[17]])
-    assert honest == measured()
+    assert measured(kept=[CALLS[3], CALLS[17]]) == measured()
 
 
 DOUBLING = problem("x: x * 2", "return [torch.randn(64)]")
@@ -130,8 +129,7 @@ def pairs(made: Reference, wrong: Sequence[int]) -> KeptCalls:
         beside = [output.clone() for output in answered.outputs]
         if number in wrong:
             outputs[0][0] += 1
-        drawn = made.cache.again(answered.drawn, answered.seed)
-        assert calls.offer(drawn, 1000, outputs, beside)
+        assert calls.offer(made.cache.again(answered.drawn, answered.seed), 1000, outputs, beside)
     return calls
 
 
@@ -455,8 +453,7 @@ def test_the_reference_is_timed_in_turn_and_variants_are_called_and_verified() -
     other.answer_first(other.cache.first())
     calls = KeptCalls(made, 3, on_gpu=False)
     with made.timed(beside=True) as exchange, other.timed() as candidate:
-        stopwatch = timing.Stopwatch(candidate, made, CPU, WATCH, calls)
-        own, beside = stopwatch.measure(
+        own, beside = timing.Stopwatch(candidate, made, CPU, WATCH, calls).measure(
             Timing(calls=9, warmup=1),
             basis="cpu_clock",
             beside=timing.Beside(exchange, contextlib.nullcontext),

@@ -129,9 +129,8 @@ def test_verdicts_do_not_depend_on_a_kept_reference(empty: Rig) -> None:
 
 
 def test_times_are_taken_with_a_kept_reference_too(empty: Rig) -> None:
-    timed = QUICK.model_copy(update={"timing": Timing(calls=10, warmup=1)})
     for use in (1, 2):
-        outcome = empty.judge(request(SLOW, settings=timed))
+        outcome = empty.judge(request(SLOW, settings=QUICK.model_copy(update={"timing": Timing(calls=10, warmup=1)})))
         assert (outcome.category, uses(outcome)) == (Category.PASSED, use)
         assert outcome.runtime is not None
         assert outcome.runtime.median_ms > 9
@@ -323,8 +322,7 @@ def test_a_process_that_was_left_can_be_taken_once(empty: Rig) -> None:
     found = empty.forkserver.take("mine")
     assert found is not None
     word, descriptors = found
-    left = Keep(str(empty.slot.scratch / "left"), "mine", {"a": 1}, str(NEVER_WANTED), 60.0)
-    assert replace(word, cpu_s=0.0) == left
+    assert replace(word, cpu_s=0.0) == Keep(str(empty.slot.scratch / "left"), "mine", {"a": 1}, str(NEVER_WANTED), 60.0)
     assert empty.forkserver.take("mine") is None
     again = SealedProcess.taken(empty.forkserver, word.scratch, descriptors, Phase.REFERENCE, compile_s=60.0)
     assert again.stop().reason is End.STOPPED
@@ -380,8 +378,7 @@ def test_one_with_other_limits_is_not_taken(keeping: Rig, made: int) -> None:
 def test_after_the_problem_s_failure_none_is_made(keeping: Rig, made: int) -> None:
     assert keeping.judge(request("def")).category is Category.SYNTAX_ERROR
     assert keeping.sealed(Role.CANDIDATE) == [made]
-    outcome = keeping.judge(request(problem=PROBLEM.replace("gelu", "undefined")))
-    assert outcome.category is Category.REFERENCE_ERROR
+    assert keeping.judge(request(problem=PROBLEM.replace("gelu", "undefined"))).category is Category.REFERENCE_ERROR
     until(lambda: not keeping.sealed(Role.CANDIDATE), what="its end")
 
 
