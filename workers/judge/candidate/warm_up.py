@@ -14,7 +14,7 @@ import torch
 
 from workers.judge.channel.bits import checksum
 
-#: Types of values that hold no others. Below: containers that belong to no kernel, though its module refers to them.
+#: Types of values without attributes or entries that a kernel sets. Below: containers that belong to no kernel, though its module refers to them.
 _PLAIN: Final = frozenset({bool, int, float, complex, str, bytes, type(None), torch.Tensor})
 _NOT_ITS_OWN: Final = (vars(builtins), sys.modules)
 #: Maximum number of entries of a container that is copied, and of all objects together.
@@ -123,7 +123,7 @@ def _set_attributes(one: Any, kind: type, attributes: dict[str, Any]) -> None:
     if type(one) is not kind:  # A lazy module has become another one.
         return
     now = vars(one)
-    # torch's compiler keeps names of its own in the module of a compiled function.
+    # torch's compiler adds such names to the module of a function that it compiles.
     for name in [name for name in now if name not in attributes and not name.startswith("__")]:
         delattr(one, name) if isinstance(one, type) else now.pop(name)
     for name in [name for name, value in attributes.items() if name not in now or now[name] is not value]:
