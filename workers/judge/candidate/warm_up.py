@@ -14,7 +14,7 @@ import torch
 
 from workers.judge.channel.bits import checksum
 
-#: Types of values without attributes or entries that a kernel sets. Below: containers that belong to no kernel, though its module refers to them.
+#: Types of values without attributes or entries of a kernel. Below: containers to which its module only refers.
 _PLAIN: Final = frozenset({bool, int, float, complex, str, bytes, type(None), torch.Tensor})
 _NOT_ITS_OWN: Final = (vars(builtins), sys.modules)
 #: Maximum number of entries of a container that is copied, and of all objects together.
