@@ -54,7 +54,7 @@ def packed_tests(root: Path) -> str:
     _check_files(root, sizes, _MOST_FILES)
     text = TESTS_LINE + base64.encodebytes(_archive(root, sizes)[0]).decode()
     if len(text) > MAX_TESTS_BYTES:
-        raise ConfigError(
+        raise InvalidRequest(
             f"the files of {root}, compressed, have {len(text) / 2**20:.1f} MiB of text, of which at most"
             f" {MAX_TESTS_BYTES >> 20} can be sent: {_advice(sizes)}"
         )
@@ -84,24 +84,24 @@ class Tree(NamedTuple):
 def pack(root: Path, shown: str = "") -> Tree:
     """Return the files of a folder as a tree, without what Git ignores. ``shown`` names the folder in errors.
 
-    Raise ConfigError for a link out of the folder, a file that cannot be read, or a limit that is exceeded.
+    Raise InvalidRequest for a link out of the folder or an exceeded limit, and ConfigError for an unreadable file.
     """
     root, shown = root.resolve(), shown or str(root)
     sizes = _sizes(root)
     if not sizes:
-        raise ConfigError(f"{shown} has no files to pack")
+        raise InvalidRequest(f"{shown} has no files to pack")
     _check_files(shown, sizes, MAX_TREE_FILES)
     for name in sizes:
         path = root / name
         if not str(name).isprintable():
-            raise ConfigError(f"{str(name)!r} in {shown}: the name of a tree's file is printable text: rename it")
+            raise InvalidRequest(f"{str(name)!r} in {shown}: the name of a tree's file is printable text: rename it")
         if path.is_symlink() and not _is_inside(root, path):
-            raise ConfigError(
+            raise InvalidRequest(
                 f"{name} in {shown} is a link to nothing or out of it: remove it, because a tree has no such link"
             )
     archive, lines = _archive(root, sizes)
     if len(archive) > MAX_TREE_BYTES:
-        raise ConfigError(
+        raise InvalidRequest(
             f"the files of {shown}, compressed, have {len(archive) / 2**20:.1f} MiB, of which at most"
             f" {MAX_TREE_BYTES >> 20} can be sent: {_advice(sizes)}"
         )
@@ -111,7 +111,7 @@ def pack(root: Path, shown: str = "") -> Tree:
 def pack_given(given: str) -> tuple[Tree, str]:
     """Return the tree that ``DIR[@REV][:ROOT]`` names, and the folder in it where imports begin.
 
-    Raise InvalidRequest if there is no such folder or revision, or ConfigError as :func:`pack` does.
+    Raise InvalidRequest if there is no such folder or revision, and errors as :func:`pack` does.
     """
     found = None if Path(given).is_dir() else _GIVEN.fullmatch(given)
     name, revision, root = found.groups("") if found else (given, "", "")
@@ -177,9 +177,9 @@ def _advice(sizes: dict[PurePosixPath, int]) -> str:
 
 def _check_files(root: Path | str, sizes: dict[PurePosixPath, int], most: int) -> None:
     if len(sizes) > most:
-        raise ConfigError(f"{root} has {len(sizes)} files, of which at most {most} can be sent: {_advice(sizes)}")
+        raise InvalidRequest(f"{root} has {len(sizes)} files, of which at most {most} can be sent: {_advice(sizes)}")
     if sum(sizes.values()) > _MOST_BYTES:
-        raise ConfigError(f"the files of {root} have more than {_MOST_BYTES >> 20} MiB: {_advice(sizes)}")
+        raise InvalidRequest(f"the files of {root} have more than {_MOST_BYTES >> 20} MiB: {_advice(sizes)}")
 
 
 def _sizes(root: Path) -> dict[PurePosixPath, int]:

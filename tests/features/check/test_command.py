@@ -11,7 +11,7 @@ import pytest
 
 from kqueue import trees
 from kqueue.contract import Request, named_tree, parse_request
-from kqueue.errors import ConfigError, InvalidRequest
+from kqueue.errors import InvalidRequest
 from kqueue.judging import LocalJudge
 from tests.cli.command import Cli
 from tests.cli.machine import *  # noqa: F403
@@ -261,7 +261,7 @@ def test_a_tree_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(trees, "MAX_TREE_FILES", 3)
     monkeypatch.setattr(trees, "MAX_TREE_BYTES", 200)
     make(tmp_path)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(InvalidRequest, match=words):
         trees.pack(tmp_path)
 
 
