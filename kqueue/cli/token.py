@@ -205,8 +205,7 @@ def _sees(token: Known) -> str:
         return "nothing"
     if Scope.READ_ALL in token.scopes:
         return "all work"
-    reads = any(scope.covers(Scope.READ) for scope in token.scopes)
-    return f"work of {token.owner}" if reads else "nothing"
+    return f"work of {token.owner}" if any(scope.covers(Scope.READ) for scope in token.scopes) else "nothing"
 
 
 def budget_record(budget: Budget | None) -> dict[str, Any] | None:

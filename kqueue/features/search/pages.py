@@ -81,8 +81,7 @@ async def listing(
     request: Request, _: Viewer, gateway: CurrentGateway, name: TextFilter = None, form: FormatQuery = Format.HTML
 ) -> Response:
     """Show searches and tuning runs, the latest first."""
-    limit = _PAGE if form is Format.HTML else _MOST_RUNS
-    rows = await gateway.read(reports.listed_runs, named=name, limit=limit)
+    rows = await gateway.read(reports.listed_runs, named=name, limit=_PAGE if form is Format.HTML else _MOST_RUNS)
     if form is not Format.HTML:
         return await as_file(form, "runs", ListedRun, one_page(rows))
     return page(request, "search/runs.html", rows=rows, asked=given_filters(name=name), most=_PAGE)

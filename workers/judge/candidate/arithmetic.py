@@ -70,8 +70,7 @@ class _Arithmetic:
         if wanted.itemsize == 1:
             most = torch.finfo(wanted).max
             values = values.to(torch.float32).clamp(-most, most)
-        bits = values.to(wanted).view(torch.uint8).numpy()
-        return bits.view(f"u{wanted.itemsize}").reshape(np.shape(data))
+        return values.to(wanted).view(torch.uint8).numpy().view(f"u{wanted.itemsize}").reshape(np.shape(data))
 
     def _widened(self, one: Any) -> Any:
         if not self._is_narrow(one):

@@ -374,9 +374,7 @@ class Harness:
             return type(value)(self.to_device(item) for item in value)
         if type(value) is dict:
             return {key: self.to_device(item) for key, item in cast("dict[Any, Any]", value).items()}
-        if isinstance(value, Built):
-            return Built(value.name, self.to_device(value.attributes))
-        return value
+        return Built(value.name, self.to_device(value.attributes)) if isinstance(value, Built) else value
 
     def dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
         """Return the dtype of a weight or input on the device.

@@ -569,9 +569,7 @@ def _is_normalized(tensor: torch.Tensor) -> bool:
 
 def _is_finite(tensor: torch.Tensor) -> bool:
     can_be_infinite = (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype is not torch.float4_e2m1fn_x2
-    if not (can_be_infinite and tensor.numel()):
-        return True
-    return bool(torch.stack(extremes(tensor)).isfinite().all())
+    return not (can_be_infinite and tensor.numel()) or bool(torch.stack(extremes(tensor)).isfinite().all())
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -27,7 +27,8 @@ class ModelNew(nn.Module):
         return self.out.clone()
 
 # %% cuda_graph_of_triton
-"""Honest: a CUDA graph of a Triton kernel, whose launches a warm-up that only compiles would leave out."""
+"""Honest: a CUDA graph of a Triton kernel, recorded in the first call.
+A warm-up that only compiles leaves its launches out, so what it records must not be kept."""
 class ModelNew(nn.Module):
     graph = None
 
