@@ -160,19 +160,26 @@ class Helper:
 @functools.cache
 def cached(x): return x
 def default(x, cache={}): cache[x] = x
+def memo(cache): return lambda x: cache.setdefault(x, x)
+get = memo({})
+class Slotted:
+    __slots__ = ("kept",)
 class ModelNew(torch.nn.Module):
     SHARED = {}
     def __init__(self):
         super().__init__()
-        self.helper, self.graphs = Helper(), {"inner": {}}
+        self.helper, self.graphs, self.slotted, self.slotted.kept = Helper(), {"inner": {}}, Slotted(), 0
+        self.register_buffer("grown", torch.empty(0))
     def forward(self):
         global TABLE
         TABLE = CACHE["a"] = self.packed = ModelNew.LATE = self.helper.kept = default.count = cached(1)
         self.graphs["inner"]["b"] = self.SHARED["c"] = ORDER.append(NUMBERS.add(default(1)))
         self.register_buffer("late", torch.ones(1))
+        self.grown, self.slotted.kept = torch.ones(2), get(1)
     def state(self):
         kept = TABLE, CACHE, ORDER, NUMBERS, cached.cache_info().currsize, default.__defaults__, vars(default)
-        return repr((kept, vars(self), vars(self.helper), self.SHARED, hasattr(ModelNew, "LATE")))
+        own = vars(self), vars(self.helper), self.slotted.kept, self.SHARED, hasattr(ModelNew, "LATE")
+        return repr((kept, own, get.__closure__[0].cell_contents))
 """
 
 
