@@ -154,7 +154,7 @@ def test_a_kernel_is_compiled_and_computes_as_on_a_gpu(rig: Rig) -> None:
 
 
 def test_what_only_a_gpu_can_show_blames_nobody(rig: Rig) -> None:
-    """A wrong answer after rounding to a narrow dtype, and parts that the interpreter lacks. Others are wrong."""
+    """A wrong answer after rounding to a narrow dtype, parts that the interpreter lacks, and slow calls."""
     halved = (_TOP + _MODEL).replace("tl.sum(x, axis=0)", "tl.sum(x, axis=0) / 2")
     assert judge(rig, halved).category is Category.WRONG_VALUES
     doubted = judge(rig, halved, precision="bf16")
@@ -165,6 +165,9 @@ def test_what_only_a_gpu_can_show_blames_nobody(rig: Rig) -> None:
     lacking = judge(rig, (_TOP + _MODEL).replace("tl.sum(x, axis=0)", f"tl.sum({assembly}, axis=0)"))
     assert (lacking.category, lacking.facts.instead_of) == (Category.NEEDS_GPU, Category.RUNTIME_ERROR)
     assert "inline_asm" in lacking.message
+    endless = _TOP + _MODEL.replace("return out", "__import__('time').sleep(600)")
+    slow = judge(rig, endless, deadlines={"check_s": 2})
+    assert (slow.category, slow.facts.instead_of) == (Category.NEEDS_GPU, Category.TIMEOUT), slow.message
 
 
 @pytest.mark.parametrize(

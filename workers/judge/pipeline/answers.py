@@ -123,8 +123,7 @@ class Relation:
         """Count an answer."""
         for number, own in enumerate(look.outputs):
             if (apart := look.numbers.get(f"apart {number}")) is not None:
-                one = apart, look.numbers[f"size {number}"], own.numel()
-                self._seen.setdefault(number, []).append(one)
+                self._seen.setdefault(number, []).append((apart, look.numbers[f"size {number}"], own.numel()))
 
     @property
     def is_near(self) -> bool:

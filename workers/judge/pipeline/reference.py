@@ -431,8 +431,7 @@ class Reference:
             )
         if any(spec.device != self.device or len(spec.shape) > MAX_DIMS or spec.dtype is None for spec in specs):
             raise invalid_problem(f"the reference's outputs must be dense tensors on {self.device} of known dtypes")
-        changed = reply.locations[returned:]
-        inputs = self.cache.input_specs
+        changed, inputs = reply.locations[returned:], self.cache.input_specs
         if any(
             not 0 < location.index <= len(inputs) or inputs[location.index - 1] != spec
             for location, spec in zip(changed, specs[returned:], strict=True)

@@ -287,6 +287,8 @@ def _doubted(context: Context, ended: EvaluationEnded) -> Outcome:
         why = ""
     elif outcome.category in ABOUT_VALUES | {Category.NONDETERMINISTIC} and candidate.process.flags[flags.NARROW] != 0:
         why = ". It computes in bfloat16 or float8, where a GPU can round otherwise than Triton's interpreter"
+    elif outcome.category is Category.TIMEOUT and context.slot.interprets(context.request.backend):
+        why = ". Triton's interpreter can be too slow for it"
     else:
         return outcome
     facts = outcome.facts.model_copy(update={"instead_of": outcome.category})
