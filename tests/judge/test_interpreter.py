@@ -165,9 +165,9 @@ def test_what_only_a_gpu_can_show_blames_nobody(rig: Rig) -> None:
     lacking = judge(rig, (_TOP + _MODEL).replace("tl.sum(x, axis=0)", f"tl.sum({assembly}, axis=0)"))
     assert (lacking.category, lacking.facts.instead_of) == (Category.NEEDS_GPU, Category.RUNTIME_ERROR)
     assert "inline_asm" in lacking.message
-    endless = _TOP + _MODEL.replace("return out", "__import__('time').sleep(600)")
-    slow = judge(rig, endless, deadlines={"check_s": 2})
+    slow = judge(rig, _TOP + _MODEL.replace("return out", "__import__('time').sleep(600)"), deadlines={"check_s": 2})
     assert (slow.category, slow.facts.instead_of) == (Category.NEEDS_GPU, Category.TIMEOUT), slow.message
+    assert judge(rig, f"while True: pass\n{_TOP}{_MODEL}", deadlines={"load_s": 2}).category is Category.TIMEOUT
 
 
 @pytest.mark.parametrize(

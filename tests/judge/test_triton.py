@@ -184,7 +184,7 @@ class ModelNew(torch.nn.Module):
 
 
 def test_a_call_that_launches_nothing_leaves_no_state() -> None:
-    """What a kernel keeps from it, such as a packed weight or a CUDA graph, would lack the skipped work."""
+    """A packed weight or a CUDA graph of such a call lacks the work of its launches."""
     module = ModuleType("keeping")
     exec(_KEEPING, vars(module))
     model = module.ModelNew()

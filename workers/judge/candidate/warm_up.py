@@ -88,20 +88,20 @@ def _undoing(module: Any, model: Any) -> list[Callable[[], object]]:
     was changed in place, and no lazy module became another one. Otherwise nothing can be undone: a kernel would prepare
     its parameters twice.
     """
-    seen: dict[int, tuple[Any, type]] = {}
+    seen = {id(one): (one, type(one)) for one in (*_NOT_ITS_OWN, vars(module))}
     undo: list[Callable[[], object]] = []
     weights: list[tuple[torch.Tensor, int]] = []
     left: list[Any] = [module, model]
     while left and len(seen) <= _MOST_OBJECTS:
         one = left.pop()
-        others = *_NOT_ITS_OWN, vars(module)
-        if type(one) not in _PLAIN and id(one) not in seen and not any(one is other for other in others):
+        if type(one) not in _PLAIN and id(one) not in seen:
             seen[id(one)] = one, type(one)
             with contextlib.suppress(Exception):  # the code of a foreign object
                 left += _undoing_one(one, module, undo, weights)
-    is_as_before = lambda: (  # noqa: E731
-        all(type(one) is kind for one, kind in seen.values()) and all(checksum(one) == total for one, total in weights)
-    )
+
+    def is_as_before() -> bool:
+        return all(type(one) is kind for one, kind in seen.values()) and all(checksum(w) == bits for w, bits in weights)
+
     return [] if left else [is_as_before, *undo]
 
 

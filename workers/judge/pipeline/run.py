@@ -278,16 +278,16 @@ class _Evaluation:
 def _doubted(context: Context, ended: EvaluationEnded) -> Outcome:
     """Return the outcome, or ``needs_gpu`` if the lack of a GPU can have caused a kernel's failure.
 
-    Both causes are claims of the kernel. On a CPU it can so escape the blame for its failure, but it cannot pass.
+    A kernel can claim such a cause. On a CPU it can so escape the blame for its failure, but it cannot pass.
     """
-    outcome, candidate = ended.outcome, context.processes.candidate
-    if context.slot.on_gpu or outcome.blame is not Blame.CANDIDATE or candidate is None:
+    slot, named, outcome, candidate = context.slot, context.request.backend, ended.outcome, context.processes.candidate
+    if slot.on_gpu or outcome.blame is not Blame.CANDIDATE or candidate is None:
         return outcome
     if ended.reply is not None and ended.reply.tag is Tag.NEEDS_GPU:
         why = ""
     elif outcome.category in ABOUT_VALUES | {Category.NONDETERMINISTIC} and candidate.process.flags[flags.NARROW] != 0:
         why = ". It computes in bfloat16 or float8, where a GPU can round otherwise than Triton's interpreter"
-    elif outcome.category is Category.TIMEOUT and context.slot.interprets(context.request.backend):
+    elif outcome.category is Category.TIMEOUT and outcome.phase is Phase.CHECK and slot.interprets(named):
         why = ". Triton's interpreter can be too slow for it"
     else:
         return outcome
