@@ -73,7 +73,7 @@ def test_a_pass_that_means_little_says_so(rig: Rig) -> None:
     assert outcome.passed, outcome.message
     words = "; but output 0 of the reference is the same for all inputs, so a constant is right"
     assert outcome.summary()["message"].endswith(words)
-    outcome = judge(rig, right(), QUICK.model_copy(update={"tolerance": Tolerance(atol=1.0, rtol=0.1)}))
+    outcome = judge(rig, right(), QUICK.model_copy(update={"tolerance": Tolerance(atol=0.01, rtol=0.01)}))
     words = (
         "right on 2 input sets; but none of the input sets is a hidden variant: the settings have their own tolerance"
     )
