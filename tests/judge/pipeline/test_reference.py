@@ -144,7 +144,7 @@ def test_a_list_of_tolerances_has_one_for_each_output() -> None:
         ("return [torch.tril(torch.randn(32, 32))]", lambda x: torch.equal(x, x.tril())),
         ("return [torch.randn(16, 8).sort().values]", lambda x: bool((x.diff() >= 0).all())),
         ("x = torch.randn(16, 4); return [torch.cat((x, x), 1)]", lambda x: torch.equal(x[:, :4], x[:, 4:])),
-        ("return [torch.randn(1, 8).expand(16, 8)]", lambda x: torch.equal(x, x[:1].expand(16, 8))),
+        ("return [torch.randn(1, 32).expand(16, 32)]", lambda x: torch.equal(x, x[:1].expand(16, 32))),
         ("return [torch.empty(16, 8).uniform_(2, 3)]", lambda x: bool(((x >= 2) & (x <= 3)).all())),
         (f"a = {NUMPY}; return [(a + a.T).tril()]", lambda x: torch.equal(x, x.tril())),
         (f"a = {NUMPY}; return [a + a.T]", lambda x: torch.equal(x, x.T)),
@@ -332,7 +332,7 @@ def test_numbers_that_forward_makes_and_attributes_are_float64_too() -> None:
 
 def test_tensors_of_16_bits_have_variants() -> None:
     """They count by the outputs' rounding error, also if the evaluation is in fp32. One kind has no ties."""
-    inputs = "return [torch.randn(64, 128).bfloat16()]"
+    inputs = "return [torch.randn(64, 128).half()]"
     assert kinds(loaded("return torch.nn.functional.layer_norm(x, x.shape[-1:])", inputs)) > {
         GIVEN,
         "divided",
@@ -588,7 +588,7 @@ def test_kernels_that_are_right_on_the_given_distribution_only_are_found(forward
         assert (kind in fault.outcome.message) == (kind != GIVEN)
 
 
-THRESHOLD = "return torch.where(x.abs() > 9, x / 2, x)"
+THRESHOLD = "return torch.where(x.abs() > 1.5, x / 2, x)"
 
 
 @pytest.mark.parametrize("bounds", [PATIENT, replace(PATIENT, varied_bytes=100)])
