@@ -98,7 +98,7 @@ def _size(value: float | None) -> str:
     return f"{value:.1f} GiB"
 
 
-_FORMATTER: Final = HtmlFormatter(cssclass="source", linenos="inline", linespans="line", wrapcode=True)
+_FORMATTER: Final = HtmlFormatter(cssclass="source", linenos="inline", wrapcode=True)
 _OF_FEATURES: Final = {name: PackageLoader(one.templates) for name, one in features().items() if one.templates}
 _templates: Final = Environment(
     loader=ChoiceLoader([PackageLoader("kqueue.web"), PrefixLoader(_OF_FEATURES)]),
