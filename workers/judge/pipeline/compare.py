@@ -269,8 +269,8 @@ class _Output:
     rows: int
     tolerance: Tolerance
     loose: Tolerance
-    #: True if the reference's errors are unknown on inputs that the judge made nearly equal, as in some large variants.
-    is_vague: bool
+    #: True if the judge made the inputs, which can be nearly equal then.
+    is_variant: bool
     #: None if values must be equal, or the evaluation sets its own tolerance.
     grade: Grade | None
     #: Relative errors that a lower precision explains, whatever the tolerance.
@@ -300,7 +300,7 @@ class _Output:
             math.prod(ref.shape[:-1]),
             tolerance_for(ref.dtype, settings, asked or own),
             asked or Tolerance(atol=loose, rtol=loose),
-            case.kind != GIVEN and case.exact is None,
+            case.kind != GIVEN,
             grade,
             grade_for(ref.dtype, settings).downgrade if floating else None,
             epsilon_for(ref.dtype, settings),
@@ -444,8 +444,10 @@ class _Output:
                 f" the error is {share} times as large as they are, or more for values of one magnitude"
             )
         shifts = figures.distance > min(_FROM_MEAN * figures.spread, resolution * figures.size)
-        # Sums of many nearly equal values have rounding errors that no change of the inputs shows.
-        if enough and shifts and not self.is_vague and not self._answers().follow(self.shape, self.epsilon, resolution):
+        # Sums of many nearly equal values have rounding errors that no change of the inputs shows. In 16 bits all values
+        # can be within one rounding error.
+        is_vague = self.is_variant and (self.exact is None or figures.spread <= self.epsilon * figures.size)
+        if enough and shifts and not is_vague and not self._answers().follow(self.shape, self.epsilon, resolution):
             return self._together(
                 "every value is within the tolerance, but only because the reference's values are nearly constant:"
                 " their mean, altogether or along a dimension, would be as close to them"
@@ -491,7 +493,7 @@ class _Output:
 
     def _knows_own_errors(self) -> bool:
         """Return whether the reference's own errors are known, or inputs are the problem's own, where few are large."""
-        return not self.is_vague or (self.again is not None and self.again() is not None)
+        return not (self.is_variant and self.exact is None) or (self.again is not None and self.again() is not None)
 
     def _answers(self, *, nudged: bool = False) -> rounding.Answers:
         """Return the output with another answer of the reference, for which the reference is asked if needed.
