@@ -160,7 +160,7 @@ _MEANINGS: Final[dict[tuple[Blame, bool | None, bool | None], dict[Category, str
         Category.NOT_FINITE: "An output holds NaN or infinity where the reference is finite.",
         Category.WRONG_VALUES: "An output's values are beyond the tolerance, or the problem's own check refuses them.",
         Category.INPUT_MUTATED: "The candidate changed an input that the reference does not change.",
-        Category.NONDETERMINISTIC: "The same input gave a correct answer once and a wrong one once.",
+        Category.NONDETERMINISTIC: "A call was right and another wrong, on the same input or on a new one when timed.",
         Category.REWARD_HACK: "The candidate was caught cheating. The facts name the kind of cheating.",
         Category.TESTS_FAILED: "Not a kernel: all requested tests of a repository ran, and some failed.",
     },
@@ -180,7 +180,7 @@ _MEANINGS: Final[dict[tuple[Blame, bool | None, bool | None], dict[Category, str
     (Blame.NOBODY, None, None): {
         Category.CANCELLED: "The producer cancelled the evaluation.",
         Category.EXPIRED: "No worker started the evaluation within the queue wait that its producer allowed.",
-        Category.NEEDS_GPU: "Only on the `cpu` lane: the kernel needs a GPU, or only a GPU can show if it is right.",
+        Category.NEEDS_GPU: "On the `cpu` lane: kernel or problem needs a GPU, or only a GPU shows if it is right.",
         Category.INVALID_REQUEST: "The stored request has an invalid field, or a source that does not fit its hash.",
     },
 }

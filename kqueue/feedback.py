@@ -142,7 +142,7 @@ def _lacked(verdict: Result) -> Iterator[str]:
 def _differences(verdict: Result) -> Iterator[str]:
     facts, comparison = verdict.facts, verdict.evidence.comparison
     yield from first_wrong(facts)
-    if facts.first and comparison is not None and comparison.kernelbench_correct:
+    if facts.first and facts.effect is None and comparison is not None and comparison.kernelbench_correct:
         yield "torch.allclose on the problem's own inputs would have accepted it."
 
 

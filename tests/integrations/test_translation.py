@@ -242,6 +242,7 @@ def test_parameters_differ_by_more_than_names() -> None:
     assert parameters.modes(reference) == ["Dropout"]
     assert parameters.difference(of(x=first, y=second), reference) is None
     assert parameters.difference(of(a=third, b=second), reference) == "1 of 2 have other values, the first a.weight"
+    assert parameters.difference(of(a=third, b=second), reference, ["a.weight"]) is None
     swapped = "they are created in another order: b.weight, a.weight instead of a.weight, b.weight"
     assert parameters.difference(of(b=first, a=second), reference) == swapped
     assert parameters.difference("", reference) == "they are none instead of a.weight [2, 2], b.weight [2, 2]"

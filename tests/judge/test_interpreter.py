@@ -154,7 +154,7 @@ def test_a_kernel_is_compiled_and_computes_as_on_a_gpu(rig: Rig) -> None:
 
 
 def test_what_only_a_gpu_can_show_blames_nobody(rig: Rig) -> None:
-    """A wrong answer after rounding to a narrow dtype, parts that the interpreter lacks, and slow calls."""
+    """A wrong answer after rounding to a narrow dtype, parts that the interpreter lacks, slow calls, and a problem."""
     halved = (_TOP + _MODEL).replace("tl.sum(x, axis=0)", "tl.sum(x, axis=0) / 2")
     assert judge(rig, halved).category is Category.WRONG_VALUES
     doubted = judge(rig, halved, precision="bf16")
@@ -168,6 +168,8 @@ def test_what_only_a_gpu_can_show_blames_nobody(rig: Rig) -> None:
     slow = judge(rig, _TOP + _MODEL.replace("return out", "__import__('time').sleep(600)"), deadlines={"check_s": 2})
     assert (slow.category, slow.facts.instead_of) == (Category.NEEDS_GPU, Category.TIMEOUT), slow.message
     assert judge(rig, f"while True: pass\n{_TOP}{_MODEL}", deadlines={"load_s": 2}).category is Category.TIMEOUT
+    asking = judge(rig, _TOP + _MODEL, problem("x: x.cuda().sum(-1)", "return [torch.rand(4, 64)]"))
+    assert (asking.category, asking.facts.instead_of) == (Category.NEEDS_GPU, Category.REFERENCE_ERROR), asking.message
 
 
 @pytest.mark.parametrize(

@@ -167,12 +167,13 @@ def test_modules_of_torchscript_are_modules(rig: Rig) -> None:
         assert outcome.passed, outcome.message
 
 
-def test_an_integer_can_be_on_the_other_side_of_a_step(rig: Rig) -> None:
-    """A quantization by the reciprocal passes, and its excused values are counted. Other wrong integers are refused."""
+@pytest.mark.parametrize("then", [".to(torch.int8)", " / 8"])
+def test_a_value_can_be_on_the_other_side_of_a_step(rig: Rig, then: str) -> None:
+    """A quantization by the reciprocal passes, and its excused values are counted. Other wrong values are refused."""
     step = "x = torch.rand(4, 8); x[0, :2] = torch.tensor([0x1EEEB84 / 2**27, 0x12E2FCC / 2**22]); return [x]"
-    quantized = problem("x: (x / (x.abs().amax() / 127)).round().to(torch.int8)", step)
+    quantized = problem(f"x: (x / (x.abs().amax() / 127)).round(){then}", step)
     for wrong, passes in (("", True), (" + (x > 0.5)", False)):
-        answer = "x: (x * (127 / x.abs().amax())).round().to(torch.int8)"
+        answer = f"x: (x * (127 / x.abs().amax())).round(){then}"
         outcome = judge(rig, kernel(answer + wrong), QUICK, quantized)
         assert outcome.passed is passes, outcome.message
         assert outcome.evidence.comparison is not None

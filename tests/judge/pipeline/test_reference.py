@@ -95,8 +95,11 @@ def test_normal_inputs_of_a_smooth_problem_have_every_variant() -> None:
         torch.testing.assert_close(case.exact[0].float(), case.outputs[0], rtol=1e-4, atol=1e-4)
 
 
-def test_masks_complex_draws_and_small_values_leave_variants() -> None:
+def test_masks_nan_complex_draws_and_small_values_leave_variants() -> None:
     """Nudged inputs leave a mask as it is, and rows of small values nearly, so a variance without eps is found."""
+    assert kinds(loaded("return x.where(torch.arange(8) > 3, -torch.inf)")) >= {"scaled"}
+    padded = "x = torch.randn(16, 8); x[:, 5] = torch.nan; return [x]"
+    assert kinds(loaded("return x.nan_to_num(0.0)", padded)) >= {"sparse", "scaled"}
     assert kinds(loaded("return torch.nn.functional.layer_norm(x, (8,))")) >= {"sparse", "scaled"}
     source = SOURCE.replace("forward(self, x)", "forward(self, x, mask)")
     for hidden in ("float('-inf')", "-1e9"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -39,6 +39,7 @@ class Look:
         varied: whether the inputs are unlike the problem's own.
         precision: the evaluation's precision.
         steady: multiple of the usual bound by which the answer can change with the nudged inputs.
+        infinite: numbers of the outputs that are infinite somewhere for the problem's own inputs, as under a mask.
         numbers: the numbers by name.
     """
 
@@ -48,6 +49,7 @@ class Look:
     varied: bool
     precision: Precision
     steady: float = 1.0
+    infinite: Collection[int] = ()
     numbers: dict[str, float] = field(default_factory=dict[str, float])
 
     def measure(self) -> dict[str, torch.Tensor]:
@@ -68,6 +70,8 @@ class Look:
                 low, high = extremes(own)
                 if own.is_floating_point():
                     values[f"nan {number}"] = low.isnan()
+                if number in self.infinite:
+                    low, high = extremes(own.where(own.isfinite() | (own != truth), 0.0))
                 if self.varied:
                     values[f"wild {number}"] = torch.maximum(-low, high) >= torch.finfo(own.dtype).max / 64
             if self.exact is not None:
@@ -162,7 +166,7 @@ def _is_steady(exact: torch.Tensor, nudged: torch.Tensor, share: float) -> torch
     for was, now in zip(pieces(exact), pieces(nudged), strict=True):
         if was.itemsize == 1:  # torch has few operations for 8-bit floats.
             was, now = was.float(), now.float()
-        steady.append(((now - was).abs() <= share * (was.abs() + usual)).all())
+        steady.append(((now == was) | ((now - was).abs() <= share * (was.abs() + usual))).all())  # ∞ - ∞ is NaN.
     return torch.stack(steady).all()
 
 

@@ -76,7 +76,8 @@ def _blamed(ended: EvaluationEnded, what: str, deadline_s: float) -> EvaluationE
         return invalid_problem(reply.message)
     if reply is not None:
         name = reply.exception.rpartition(".")[2]
-        return EvaluationEnded(Category.REFERENCE_ERROR, f"{what} raised {name}: {reply.message}", phase, **facts)
+        message = f"{what} raised {name}: {reply.message}"
+        return EvaluationEnded(Category.REFERENCE_ERROR, message, phase, reply=reply, **facts)
     if outcome.category in ABOUT_FORM:
         return invalid_problem(f"{UNSTEADY_FORM}: {outcome.message}")
     if outcome.category in (Category.TIMEOUT, Category.COMPILE_TIMEOUT):

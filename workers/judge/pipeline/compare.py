@@ -47,6 +47,9 @@ _HOST_CHUNK: Final = 1 << 20
 #: Share of a gradient's values at which it can jump, and factor of the known jumps that bounds an error there.
 _JUMPING: Final = 1 / 4
 _JUMPS: Final = 2.0
+#: Share of the values of another output of a fine dtype that can be at steps, as of a rounding, and such an epsilon.
+_STEPPING: Final = 1 / 16
+_FINE: Final = torch.finfo(torch.float32).eps
 #: Share of the values of an integer output that can be at steps, such as the halves of a quantization. One always can.
 _AT_STEPS: Final = 2.0**-16
 
@@ -164,8 +167,8 @@ def _verdict(
     """Return the figures of one call, or the error that ends the evaluation."""
     given = case.kind == GIVEN
     for output in judged:
-        if case.form.is_gradient(output.number) and 0 < output.figures.wrong <= _JUMPING * output.ref.numel():
-            output.skip_jumps(case.moved())
+        if case.form.is_gradient(output.number):
+            output.skip_jumps(case.moved, _JUMPING)
     returned = [output for output in judged if case.form.is_returned(output.number)]
     loose = next((fault for output in returned if (fault := output.kernelbench_fault())), None)
     faults = _by_profiles(returned, settings) if given else {}
@@ -176,6 +179,8 @@ def _verdict(
                 output.figures = Figures(*[0.0] * 13)
             elif not choices.are_tied(whole, output.number, of):
                 output.skip_steps(case.moved())
+        elif output.grade is not None and output.epsilon <= _FINE:
+            output.skip_jumps(case.moved, _STEPPING)
     strict = None
     own = [output.number for output in returned if case.check is not None and not case.form.is_gradient(output.number)]
     for output in judged:
@@ -400,17 +405,21 @@ class _Output:
         # Where the reference is infinite, only the same infinity is correct.
         return same | (finite & (error <= tolerance.rtol * size + tolerance.atol))
 
-    def skip_jumps(self, moved: Iterable[list[torch.Tensor]]) -> None:
-        """Take the reference's values where its gradient jumps between nearly equal inputs, as at the kink of a ReLU.
+    def skip_jumps(self, moved: Callable[[], Iterable[list[torch.Tensor]]], share: float) -> None:
+        """Take the reference's values where it jumps between nearly equal inputs, like a gradient at the kink of a ReLU.
 
-        A right kernel rounds the input of the ReLU otherwise, and can be on the other side.
+        A right kernel rounds the input of the ReLU otherwise, and can be on the other side. If more than a share of the
+        values is wrong, all stay wrong.
         """
+        if not 0 < self.figures.wrong <= max(1, share * self.ref.numel()):
+            return
         ref, bound = comparable(self.ref), self.tolerance.atol + self.tolerance.rtol * comparable(self.ref).abs()
         jump = torch.zeros_like(bound)
-        for answer in moved:
+        for answer in moved():
             jump = torch.maximum(jump, (comparable(flat(answer[self.number])) - ref).abs())
-        jumps = (jump > bound) & ((comparable(self.out) - ref).abs() <= bound + _JUMPS * jump)
-        if 0 < int(jumps.sum()) <= _JUMPING * jumps.numel():
+        error = (comparable(self.out) - ref).abs()
+        jumps = (jump > bound) & (error > bound) & (error <= bound + _JUMPS * jump)
+        if bool(jumps.any()):
             self.out, before = torch.where(jumps, self.ref, self.out), self.figures.wrong
             _measure_all([self])
             self.jumps = int(before - self.figures.wrong)
@@ -440,16 +449,16 @@ class _Output:
         if is_far and not self._answers().agree_by_size(grade.farthest, grade.lenience, resolution):
             share = f"{figures.distance / figures.size:.3g}" if figures.size else "more than all"
             return self._together(
-                "every value is within the tolerance, but only because the reference's values are tiny:"
+                "the reference's values are tiny:"
                 f" the error is {share} times as large as they are, or more for values of one magnitude"
             )
         shifts = figures.distance > min(_FROM_MEAN * figures.spread, resolution * figures.size)
-        # Sums of many nearly equal values have rounding errors that no change of the inputs shows. In 16 bits all values
-        # can be within one rounding error.
+        # Sums of many nearly equal values have rounding errors that no change of the inputs shows. In 16 bits all of
+        # a variant's values can be within one rounding error.
         is_vague = self.is_variant and (self.exact is None or figures.spread <= self.epsilon * figures.size)
         if enough and shifts and not is_vague and not self._answers().follow(self.shape, self.epsilon, resolution):
             return self._together(
-                "every value is within the tolerance, but only because the reference's values are nearly constant:"
+                "the reference's values are nearly constant:"
                 " their mean, altogether or along a dimension, would be as close to them"
             )
         return None
@@ -463,7 +472,7 @@ class _Output:
             return None
         message = f"{strays} of {self.ref.numel()} values are NaN, which the problem's check is not asked about"
         category = Category.WRONG_VALUES if count else Category.NOT_FINITE
-        return replace(self._together("" if count else message), category=category, wrong=count or strays)
+        return self._fault(category, "" if count else message, count or strays, lambda out, ref: ~_same(out, ref))
 
     def refused(self, words: str) -> _Fault:
         """Return the fault that the problem's check refuses the outputs, which has no places."""
@@ -617,7 +626,10 @@ class _Output:
             most += f". At least {tolerance.matched_ratio:.6g} of all must be within"
         return replace(fault, message=f"{count} of {self.ref.numel()} values differ{limit}, {most}")
 
-    def _together(self, message: str) -> _Fault:
+    def _together(self, why: str) -> _Fault:
+        if self._too_many(self.figures.wrong, self.tolerance):  # Each alone is excused, but not all together.
+            return self._beyond(self.tolerance, int(self.figures.wrong))
+        message = f"every value is within the tolerance, but only because {why}"
         return self._fault(Category.WRONG_VALUES, message, self.ref.numel(), lambda out, ref: ~_same(out, ref))
 
     def _fault(

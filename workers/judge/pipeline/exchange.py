@@ -27,9 +27,7 @@ from workers.judge.channel.tensors import LASTING, Location, TensorSpec, Where, 
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServerError
 from workers.judge.forkserver.process import SealedProcess
-from workers.judge.pipeline import compare
 from workers.judge.pipeline.cases import Case, Form
-from workers.judge.pipeline.evidence import Compared
 from workers.judge.pipeline.plan import Plan
 
 _Pair = TypeVar("_Pair")
@@ -308,16 +306,6 @@ class Candidate(Exchange):
         deadlines = self._deadlines
         self.process.enter(Phase.CHECK, deadlines.check_s, max(deadlines.gpu_s, _SLOWEST * forward_s))
         self.bind_outputs(specs)
-
-    def run(self, case: Case) -> Compared:
-        """Make one checked call on a case, and return the figures of the error.
-
-        Raises:
-            EvaluationEnded: the answer is not right, or the call failed.
-        """
-        outputs = self.answer(case)
-        self.check_inputs(case)
-        return compare.check_values(outputs, case, self._settings)
 
     def answer(self, case: Case) -> list[torch.Tensor]:
         """Make one call on a case, and return its outputs. Raise EvaluationEnded if it failed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import Final
 
 from kqueue.text import one_line
@@ -16,12 +17,16 @@ def modes(description: str) -> list[str]:
     return one_line(description.partition("\n")[0]).split()
 
 
-def difference(kernel: str, reference: str) -> str | None:
-    """Return how a kernel's parameters differ from the reference's, or None if at most their names do."""
+def difference(kernel: str, reference: str, changed: Collection[str] = ()) -> str | None:
+    """Return how a kernel's parameters differ from the reference's, or None if at most their names do.
+
+    Parameters that calls have ``changed`` are left out.
+    """
     mine, theirs = (
         [tuple(one_line(part) for part in line.split("\t")) for line in description.split("\n")[1:]]
         for description in (kernel, reference)
     )
+    mine, theirs = ([each for each in every if each[0] not in changed] for every in (mine, theirs))
     names, expected = ([each[0] for each in every] for every in (mine, theirs))
     is_alike = [each[1:] for each in mine] == [each[1:] for each in theirs]
     # Values follow from the order of construction. In another order each name has other values.

@@ -147,10 +147,12 @@ class Reference:
         self._most = 0
         self.case: Case | None = None
         self.timed_bytes = 0
-        #: Random positions in each output, the first case's values there, and whether other given cases have the same.
+        #: Random positions in each output, the first case's values there, whether other given cases have the same, and
+        #: numbers of outputs with infinite ones.
         self._some: list[torch.Tensor] = []
         self._first: list[torch.Tensor] = []
         self._same: list[bool] = []
+        self._infinite: list[int] = []
 
     @property
     def is_hurried(self) -> bool:
@@ -474,6 +476,7 @@ class Reference:
                 varied=case.kind != GIVEN,
                 precision=self._precision,
                 steady=self._steady(case),
+                infinite=self._infinite,
             )
         answers.look_at([answer.look for answer in results if answer.look is not None])
 
@@ -524,6 +527,11 @@ class Reference:
         if case is self.case or self.case is None:
             self._some = [rounding.positions(tensor, _SAMPLE) for tensor in case.outputs]
             self._first = self._sampled(case.outputs)
+            self._infinite = [
+                number
+                for number, tensor in enumerate(self._first)
+                if tensor.is_floating_point() and tensor.itemsize > 1 and bool(tensor.isinf().any())
+            ]
         elif not self._same or any(self._same):
             again, exact = case.again, None if case.exact is None else self._sampled(case.exact)
             some = replace(

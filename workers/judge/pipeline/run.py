@@ -276,15 +276,17 @@ class _Evaluation:
 
 
 def _doubted(context: Context, ended: EvaluationEnded) -> Outcome:
-    """Return the outcome, or ``needs_gpu`` if the lack of a GPU can have caused a kernel's failure.
+    """Return the outcome, or ``needs_gpu`` if the lack of a GPU can have caused a kernel's or a problem's failure.
 
     A kernel can claim such a cause. On a CPU it can so escape the blame for its failure, but it cannot pass.
     """
     slot, named, outcome, candidate = context.slot, context.request.backend, ended.outcome, context.processes.candidate
-    if slot.on_gpu or outcome.blame is not Blame.CANDIDATE or candidate is None:
+    if slot.on_gpu or outcome.blame not in (Blame.CANDIDATE, Blame.PROBLEM):
         return outcome
     if ended.reply is not None and ended.reply.tag is Tag.NEEDS_GPU:
         why = ""
+    elif candidate is None or outcome.blame is Blame.PROBLEM:
+        return outcome
     elif outcome.category in ABOUT_VALUES | {Category.NONDETERMINISTIC} and candidate.process.flags[flags.NARROW] != 0:
         why = ". It computes in bfloat16 or float8, where a GPU can round otherwise than Triton's interpreter"
     elif outcome.category is Category.TIMEOUT and outcome.phase is Phase.CHECK and slot.interprets(named):
