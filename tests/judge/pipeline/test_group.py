@@ -101,7 +101,7 @@ def test_a_right_kernel_passes_and_is_timed(rig: Rig) -> None:
 )
 def test_the_rank_that_failed_first_is_named(rig: Rig, first: str, last: str, category: Category) -> None:
     """Whatever its peer then does, the rank that failed is named, and all ranks end."""
-    outcome = judge(rig, model("ModelNew", first, last), check_s=1 if category is Category.TIMEOUT else 30)
+    outcome = judge(rig, model("ModelNew", first, last), check_s=2 if category is Category.TIMEOUT else 30)
     assert (outcome.category, outcome.facts.rank) == (category, 1), (outcome.message, outcome.log)
     assert outcome.message.startswith("rank 1: ")
     assert rig.sealed() == []

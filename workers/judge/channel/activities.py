@@ -78,7 +78,8 @@ def decode(page: bytes | bytearray | memoryview | mmap) -> list[Activity]:
         at += _ROW.size
         if length > MAX_NAME_BYTES or at + length > len(data):
             raise NotRecorded("the candidate wrote a malformed report")
-        rows.append(Activity(_text(data[at : at + length]), ns, launches))
+        text = data[at : at + length].decode("utf-8", "replace")
+        rows.append(Activity("".join(char if char.isprintable() else "\ufffd" for char in text), ns, launches))
         at += length
     if failed:
         raise NotRecorded(rows[0].name if rows else "the candidate gave no reason")
@@ -92,8 +93,3 @@ def _page(rows: Sequence[bytes], *, failed: bool) -> bytes:
 def _row(name: str, ns: int, launches: int) -> bytes:
     text = name.encode("utf-8", "replace")[:MAX_NAME_BYTES]
     return _ROW.pack(min(max(ns, 0), 2**64 - 1), min(max(launches, 0), 2**32 - 1), len(text)) + text
-
-
-def _text(name: bytes) -> str:
-    """Decode text, replacing everything that is not printable."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in name.decode("utf-8", "replace"))

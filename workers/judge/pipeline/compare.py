@@ -406,10 +406,9 @@ class _Output:
         return same | (finite & (error <= tolerance.rtol * size + tolerance.atol))
 
     def skip_jumps(self, moved: Callable[[], Iterable[list[torch.Tensor]]], share: float) -> None:
-        """Take the reference's values where it jumps between nearly equal inputs, like a gradient at the kink of a ReLU.
+        """Take the reference's values where it jumps for nearly equal inputs, like a gradient at the kink of a ReLU.
 
-        A right kernel rounds the input of the ReLU otherwise, and can be on the other side. If more than a share of the
-        values is wrong, all stay wrong.
+        A right kernel rounds otherwise, and can be on the other side. More wrong values than a share stay wrong.
         """
         if not 0 < self.figures.wrong <= max(1, share * self.ref.numel()):
             return
@@ -445,7 +444,9 @@ class _Output:
         resolution, enough = grade.resolution * self.epsilon, figures.finite >= rounding.ENOUGH
         is_far = figures.distance > grade.farthest * figures.size
         is_far |= figures.far_off >= max(rounding.ENOUGH, _FAR_OFF * figures.finite)
-        is_far = is_far and self._knows_own_errors()
+        is_unknown = self.is_variant and self.exact is None
+        if is_far and is_unknown:  # Of such values many are large, and only the reference's own errors show how far.
+            is_far = self.again is not None and self.again() is not None
         if is_far and not self._answers().agree_by_size(grade.farthest, grade.lenience, resolution):
             share = f"{figures.distance / figures.size:.3g}" if figures.size else "more than all"
             return self._together(
@@ -455,7 +456,7 @@ class _Output:
         shifts = figures.distance > min(_FROM_MEAN * figures.spread, resolution * figures.size)
         # Sums of many nearly equal values have rounding errors that no change of the inputs shows. In 16 bits all of
         # a variant's values can be within one rounding error.
-        is_vague = self.is_variant and (self.exact is None or figures.spread <= self.epsilon * figures.size)
+        is_vague = is_unknown or (self.is_variant and figures.spread <= self.epsilon * figures.size)
         if enough and shifts and not is_vague and not self._answers().follow(self.shape, self.epsilon, resolution):
             return self._together(
                 "the reference's values are nearly constant:"
@@ -499,10 +500,6 @@ class _Output:
         return self._answers().are_excused(*bounds) or (
             self.exact is not None and self._answers(nudged=True).are_excused(*bounds)
         )
-
-    def _knows_own_errors(self) -> bool:
-        """Return whether the reference's own errors are known, or inputs are the problem's own, where few are large."""
-        return not (self.is_variant and self.exact is None) or (self.again is not None and self.again() is not None)
 
     def _answers(self, *, nudged: bool = False) -> rounding.Answers:
         """Return the output with another answer of the reference, for which the reference is asked if needed.

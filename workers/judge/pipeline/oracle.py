@@ -68,16 +68,12 @@ class Oracle:
         numbers = sum(t.numel() for t in case.inputs) + sum(math.prod(s.shape) for s in self._form.output_specs)
         # The kind LARGER is asked for alone and without much else in memory.
         each = 4 * 8 if LARGER not in (kind, case.kind) else 2 if self._asks_once(LARGER) else 4
-        return self.is_useful and self.left_s > 0 and self._fits(each * numbers)
+        most = _MEMORY_SHARE * self._proxy.allowed_bytes if self._proxy.device == "cuda" else self._host_bytes
+        return self.is_useful and self.left_s > 0 and each * numbers < most
 
     def _asks_once(self, kind: str) -> bool:
         """Return whether a case gets one float64 answer: its own, and none to nudged inputs."""
         return kind == GIVEN or (kind == LARGER and self._form.precision(self._precision) is Precision.FP32)
-
-    def _fits(self, nbytes: int) -> bool:
-        """Return whether a float64 call with this many bytes fits into its share of the memory."""
-        on_gpu = self._proxy.device == "cuda"
-        return nbytes < (_MEMORY_SHARE * self._proxy.allowed_bytes if on_gpu else self._host_bytes)
 
     def questions(self, case: Case, asked: int) -> list[Question]:
         """Return the questions for the float64 answers to a case in a batch with ``asked`` such questions."""

@@ -23,10 +23,9 @@ def difference(kernel: str, reference: str, changed: Collection[str] = ()) -> st
     Parameters that calls have ``changed`` are left out.
     """
     mine, theirs = (
-        [tuple(one_line(part) for part in line.split("\t")) for line in description.split("\n")[1:]]
-        for description in (kernel, reference)
+        [tuple(map(one_line, line.split("\t"))) for line in text.split("\n")[1:] if line.split("\t")[0] not in changed]
+        for text in (kernel, reference)
     )
-    mine, theirs = ([each for each in every if each[0] not in changed] for every in (mine, theirs))
     names, expected = ([each[0] for each in every] for every in (mine, theirs))
     is_alike = [each[1:] for each in mine] == [each[1:] for each in theirs]
     # Values follow from the order of construction. In another order each name has other values.

@@ -287,16 +287,13 @@ class ReferenceProxy:
             for spec, location in zip(specs, locations, strict=True):
                 is_empty = 0 in spec.shape
                 blank = torch.empty(spec.shape, dtype=spec.dtype, device=self.device) if is_empty else None
-                views.append(self._view(spec, location) if blank is None else blank)
+                if blank is None and location.where is Where.ARENA and self._arena is not None:
+                    blank = view_within(self._arena.flat, location, spec)
+                views.append(own_memory(self.process, spec, location) if blank is None else blank)
         except LocationError as error:
             raise EvaluationEnded(Category.REFERENCE_ERROR, f"{what}: {error}", Phase.REFERENCE) from None
         with self.blaming(what):
             return self.exchange.read(views)
-
-    def _view(self, spec: TensorSpec, location: Location) -> Output:
-        if location.where is Where.ARENA and self._arena is not None:
-            return view_within(self._arena.flat, location, spec)
-        return own_memory(self.process, spec, location)
 
     def check_size(self, specs: Sequence[TensorSpec], what: str) -> None:
         """Reject tensors of an impossible shape, and tensors of which the judge cannot hold a few copies."""

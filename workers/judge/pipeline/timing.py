@@ -395,7 +395,10 @@ class Stopwatch:
         seconds = self._reference.forward_s
         while True:
             count = self._turns(clock, seconds, turns, enough, timing.calls - len(own.series.calls))
-            blocks = self._turn(callers) if count == 1 else self._together(callers, inputs, count)
+            if count == 1:  # Each call has other inputs, which are drawn when it is made.
+                blocks = ([call] for each in self._random.sample(callers, len(callers)) for call in each.turn(None))
+            else:
+                blocks = self._together(callers, inputs, count)
             seconds = self._make(clock, callers, blocks)
             if own.blocks:
                 return callers
@@ -434,11 +437,6 @@ class Stopwatch:
         further = min(_TOGETHER[1], max(least, int(share * turns)))
         wanted = min(self._random.randint(*_TOGETHER), enough - turns) if turns < enough else further
         return max(1, min(most, wanted, left))
-
-    def _turn(self, callers: Sequence[_Caller]) -> Iterator[list[_Planned]]:
-        """Yield the calls of one turn one by one. Each has other inputs, which are drawn when it is yielded."""
-        for caller in self._random.sample(callers, len(callers)):
-            yield from ([call] for call in caller.turn(None))
 
     def _together(self, callers: Sequence[_Caller], inputs: _Inputs, count: int) -> Iterator[list[_Planned]]:
         """Yield the calls of ``count`` turns at once. Candidate and reference get the same inputs in a turn."""
