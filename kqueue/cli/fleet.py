@@ -149,7 +149,7 @@ def _report(line: str) -> None:
     try:
         typer.echo(line)
     except OSError:
-        drop_output()
+        drop_output(sys.stdout)
 
 
 def _status(fleet: LocalFleet) -> str:
