@@ -18,7 +18,7 @@ import typer
 
 from kqueue import program
 from kqueue.cli.render import drop_output
-from kqueue.signals import ending
+from kqueue.signals import ending, raise_interrupts
 
 if TYPE_CHECKING:
     from kqueue.local.fleet import LocalFleet
@@ -100,15 +100,21 @@ def up(
 
 
 def _detach(log: Path) -> NoReturn:
-    """Run this command in the background, with a log. Exit when the fleet is up or has failed."""
+    """Run this command in the background, with a log. Exit when the fleet is up, has failed, or is interrupted."""
     log.parent.mkdir(parents=True, exist_ok=True)
+    raise_interrupts()
     with log.open("wb") as file:
         words = [*program.PYTHON, "kqueue", *(word for word in sys.argv[1:] if word != "--detach")]
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
-    while process.poll() is None and _UP not in log.read_text():
-        time.sleep(0.1)
+    try:
+        while process.poll() is None and _UP not in log.read_text():
+            time.sleep(0.1)
+    except KeyboardInterrupt:
+        process.terminate()  # it can have inherited that SIGINT is ignored
+        process.wait()
+        raise typer.Exit(130) from None
     _report(log.read_text().rstrip())
     raise typer.Exit(process.poll() or 0)
 

@@ -232,15 +232,16 @@ def outlive(process: subprocess.Popen[str], children: list[int]) -> None:
     process.stdout.close()  # the terminal
 
 
-def test_up_is_interrupted_while_it_starts(open_home: Path) -> None:
+@pytest.mark.parametrize(("mode", "number"), [("--no-http", signal.SIGINT), ("--detach", signal.SIGTERM)])
+def test_up_is_interrupted_while_it_starts(open_home: Path, mode: str, number: signal.Signals) -> None:
     """It exits with 130, and the processes that it started end."""
     home = open_home / "home"
-    process = command(home, "--no-flower", "--no-http")
+    process = command(home, "--no-flower", mode)
     try:
         while not (home / "postgres" / "lock").exists():
             time.sleep(0.01)
         children = list(below(process.pid))
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.wait(60) == 130
     finally:
         process.kill()
