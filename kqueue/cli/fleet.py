@@ -103,19 +103,22 @@ def _detach(log: Path) -> NoReturn:
     """Run this command in the background, with a log. Exit when the fleet is up, has failed, or is interrupted."""
     log.parent.mkdir(parents=True, exist_ok=True)
     raise_interrupts()
-    with log.open("wb") as file:
+    fresh = log.with_name(f"{log.name}.{os.getpid()}")  # a fleet that runs already keeps its log
+    with fresh.open("ab") as file:
         words = [*program.PYTHON, "kqueue", *(word for word in sys.argv[1:] if word != "--detach")]
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        while process.poll() is None and _UP not in log.read_text():
+        while process.poll() is None and _UP not in fresh.read_text():
             time.sleep(0.1)
+        _report(fresh.read_text().rstrip())
     except KeyboardInterrupt:
         process.terminate()  # it can have inherited that SIGINT is ignored
         process.wait()
         raise typer.Exit(130) from None
-    _report(log.read_text().rstrip())
+    finally:
+        fresh.replace(log) if process.poll() is None else fresh.unlink()
     raise typer.Exit(process.poll() or 0)
 
 

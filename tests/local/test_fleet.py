@@ -180,8 +180,10 @@ def test_lives_of_up(open_home: Path, lives: list[signal.Signals | None], monkey
             else:
                 kqueue = [sys.executable, "-m", "kqueue"]
                 monkeypatch.setenv("KQUEUE_HOME", str(home))
+                (home / "logs" / "up.log").write_text("its log")
                 second = subprocess.run([*kqueue, "up", "--detach"], capture_output=True, text=True, check=False)
                 assert (second.returncode, f"in use by process {process.pid}" in second.stdout) == (3, True), second
+                assert [path.read_text() for path in (home / "logs").glob("up.*")] == ["its log"]
                 assert [subprocess.run([*kqueue, "down"], check=False).returncode for _ in range(2)] == [0, 2]
             assert process.wait(60) == (-last if last is signal.SIGKILL else 0)
         finally:
