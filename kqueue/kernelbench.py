@@ -127,17 +127,17 @@ def result_of(verdict: Verdict) -> dict[str, Any]:
 
 
 def _of_success(verdict: Verdict) -> dict[str, Any]:
-    evidence = verdict.evidence
-    checks, comparison = evidence.checks or 0, evidence.comparison
-    # Earlier versions did not record the requested number.
-    asked = checks if evidence.checks_asked is None else evidence.checks_asked
+    evidence, counts = verdict.evidence, dict[str, Any]()
+    if evidence.checks is not None:  # a summary has no evidence
+        # Earlier versions did not record the requested number.
+        asked = evidence.checks if evidence.checks_asked is None else evidence.checks_asked
+        counts = {"correctness_trials": f"({asked} / {asked})", "hidden_trials": evidence.checks - asked}
     return {
-        "correctness_trials": f"({asked} / {asked})",
-        "hidden_trials": checks - asked,
+        **counts,
         "speedup": verdict.speedup,
         "speedup_low": verdict.speedup_interval[0] if verdict.speedup_interval else None,
         "timing_basis": verdict.timing_basis,
-        "kernelbench_correct": comparison.kernelbench_correct if comparison else None,
+        "kernelbench_correct": evidence.comparison and evidence.comparison.kernelbench_correct,
     }
 
 
