@@ -67,10 +67,13 @@ def request_of(problem: str, kernel: str, **arguments: Any) -> Request:
     """
     asked = {**_DEFAULTS, **arguments}
     checks = _whole("num_correct_trials", asked["num_correct_trials"], 1, 100)
+    calls = _whole("num_perf_trials", asked["num_perf_trials"], 0, 10_000)
+    purpose = asked["purpose"] if asked["measure_performance"] and calls > 0 else Purpose.CHECK
+    number = {} if calls == Timing().calls else {"calls": max(calls, MIN_PERF_TRIALS)}
     settings = {
         "precision": _precision(asked["precision"]),
         "seed": None if asked["seed_num"] is None else _whole("seed_num", asked["seed_num"], 0, 2**63 - 1),
-        "timing": _timing(asked["purpose"], asked["num_perf_trials"], asked["measure_performance"]),
+        "timing": {"purpose": purpose, **number},
         "comparison": asked["comparison"],
         "deadlines": _deadlines(asked["timeout_s"]),
         # Numbers with the same default here and there do not count as set. Clients of drop-ins send all of them.
@@ -182,12 +185,6 @@ def _precision(name: object) -> Precision:
         return _PRECISIONS[str(name).lower().removeprefix("torch.")]
     except KeyError:
         raise InvalidRequest(f"precision: {name!r} is not known: use fp32, fp16 or bf16") from None
-
-
-def _timing(purpose: str, num_perf_trials: int, measure_performance: bool) -> dict[str, Any]:
-    calls = _whole("num_perf_trials", num_perf_trials, 0, 10_000)
-    number = {} if calls == Timing().calls else {"calls": max(calls, MIN_PERF_TRIALS)}
-    return {"purpose": purpose if measure_performance and calls > 0 else Purpose.CHECK, **number}
 
 
 def _deadlines(timeout_s: float | None) -> Deadlines:
