@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 import typer
 
 from kqueue import program
-from kqueue.cli.render import drop_output
+from kqueue.cli.render import drop_output, say
 from kqueue.signals import ending, raise_interrupts
 
 if TYPE_CHECKING:
@@ -129,10 +130,14 @@ def down(home: Annotated[Path | None, typer.Option(help="Folder of the fleet's d
     from kqueue.local.process import running
 
     place = load(home=home).home_path
-    if (pid := running_fleet(place).get("pid")) is None:
-        raise InvalidRequest(f"no fleet is up in {place}")
+    if (pid := (fleet := running_fleet(place)).get("pid")) is None:
+        raise InvalidRequest(f"the fleet in {place} is {fleet['state']}" if fleet else f"no fleet is up in {place}")
     os.kill(int(pid), signal.SIGTERM)
-    while running(int(pid)):
+    for tenths in count():
+        if not running(int(pid)):
+            return
+        if tenths == 10:
+            say("waiting until the fleet has ended. Running evaluations get up to a minute")
         time.sleep(0.1)
 
 

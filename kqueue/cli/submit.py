@@ -38,7 +38,6 @@ _EXPLAIN_S: Final = 5.0
 #: Entries submitted in one transaction. A long stream is submitted while it is being read.
 _CHUNK: Final = 200
 
-
 #: Fields of a verdict that a line of `kqueue results --json` has too.
 _OF_RESULTS: Final = (
     *("evaluation_id", "backend", "lane", "attempts", "category", "blame", "compiled", "correctness"),
