@@ -279,7 +279,7 @@ def networks(value: str) -> list[IPv4Network | IPv6Network]:
 
 
 def running_fleet(home: Path) -> dict[str, str]:
-    """Return the contents of the fleet file, or an empty dictionary if no one-machine fleet runs under ``home``."""
+    """Return the contents of the fleet file, ``state`` alone if it is missing, or nothing if no fleet runs there."""
     # The lock on the home shows that the fleet runs. Its pid would not, because Linux reuses pids.
     try:
         with (home / "lock").open("rb") as lock:
@@ -292,7 +292,7 @@ def running_fleet(home: Path) -> dict[str, str]:
     try:
         contents: dict[str, Any] = json.loads((home / FLEET_FILE).read_text())
     except (OSError, ValueError):
-        return {}
+        return {"state": "starting or stopping"}
     return {name: value for name, value in contents.items() if isinstance(value, str)}
 
 

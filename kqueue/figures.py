@@ -136,11 +136,8 @@ def provenance(found: Provenance | None) -> str:
 
 def _some(names: Sequence[str], title: str) -> str:
     """Return the first three names of kernels, shortened. The JSON form has all names in full."""
-    if not names:
-        return ""
-    return f"; {title}: {', '.join(short(name, 60) for name in names[:3])}" + (
-        f" and {len(names) - 3} more" if len(names) > 3 else ""
-    )
+    more = f" and {len(names) - 3} more" * (len(names) > 3)
+    return f"; {title}: {', '.join(short(name, 60) for name in names[:3])}{more}" if names else ""
 
 
 def finding(found: Finding) -> str:
@@ -152,9 +149,12 @@ def finding(found: Finding) -> str:
 
 
 def duration(value: str) -> timedelta | None:
-    """Return the duration that ``30m``, ``2h`` or ``7d`` stands for, or None for another text. Raise OverflowError."""
+    """Return the duration that ``30m``, ``2h`` or ``7d`` stands for, or None for another text or too long a time."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value)
-    return None if match is None else timedelta(**{_UNITS[match[2]]: float(match[1])})
+    try:
+        return None if match is None else timedelta(**{_UNITS[match[2]]: float(match[1])})
+    except OverflowError:
+        return None
 
 
 def since(value: str, option: str = "--since") -> datetime:

@@ -224,12 +224,15 @@ class LocalJudge:
         yield from map(self, requests)
 
     def _started(self) -> _Child:
-        if self._child is not None and self._child.owner != os.getpid():
-            self._child = None  # a fork inherits the pipes of its parent's child
-        if self._child is not None and self._child.ended():
+        # A fork inherits the pipes of its parent's child.
+        if self._child is not None and (self._child.owner != os.getpid() or self._child.ended()):
             self._stop()
         if self._child is None:
             config = self._config or load()
+            try:
+                config.scratch.mkdir(mode=0o711, parents=True, exist_ok=True)
+            except OSError as error:
+                raise JudgeUnavailable(f"KQUEUE_SCRATCH: {config.scratch}: {error.strerror}") from None
             self._child = _Child(
                 Start(
                     parent=os.getpid(),

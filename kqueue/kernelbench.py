@@ -67,10 +67,13 @@ def request_of(problem: str, kernel: str, **arguments: Any) -> Request:
     """
     asked = {**_DEFAULTS, **arguments}
     checks = _whole("num_correct_trials", asked["num_correct_trials"], 1, 100)
+    calls = _whole("num_perf_trials", asked["num_perf_trials"], 0, 10_000)
+    purpose = asked["purpose"] if asked["measure_performance"] and calls > 0 else Purpose.CHECK
+    number = {} if calls == Timing().calls else {"calls": max(calls, MIN_PERF_TRIALS)}
     settings = {
         "precision": _precision(asked["precision"]),
         "seed": None if asked["seed_num"] is None else _whole("seed_num", asked["seed_num"], 0, 2**63 - 1),
-        "timing": _timing(asked["purpose"], asked["num_perf_trials"], asked["measure_performance"]),
+        "timing": {"purpose": purpose, **number},
         "comparison": asked["comparison"],
         "deadlines": _deadlines(asked["timeout_s"]),
         # Numbers with the same default here and there do not count as set. Clients of drop-ins send all of them.
@@ -127,17 +130,17 @@ def result_of(verdict: Verdict) -> dict[str, Any]:
 
 
 def _of_success(verdict: Verdict) -> dict[str, Any]:
-    evidence = verdict.evidence
-    checks, comparison = evidence.checks or 0, evidence.comparison
-    # Earlier versions did not record the requested number.
-    asked = checks if evidence.checks_asked is None else evidence.checks_asked
+    evidence, counts = verdict.evidence, dict[str, Any]()
+    if evidence.checks is not None:  # a summary has no evidence
+        # Earlier versions did not record the requested number.
+        asked = evidence.checks if evidence.checks_asked is None else evidence.checks_asked
+        counts = {"correctness_trials": f"({asked} / {asked})", "hidden_trials": evidence.checks - asked}
     return {
-        "correctness_trials": f"({asked} / {asked})",
-        "hidden_trials": checks - asked,
+        **counts,
         "speedup": verdict.speedup,
         "speedup_low": verdict.speedup_interval[0] if verdict.speedup_interval else None,
         "timing_basis": verdict.timing_basis,
-        "kernelbench_correct": comparison.kernelbench_correct if comparison else None,
+        "kernelbench_correct": evidence.comparison and evidence.comparison.kernelbench_correct,
     }
 
 
@@ -182,12 +185,6 @@ def _precision(name: object) -> Precision:
         return _PRECISIONS[str(name).lower().removeprefix("torch.")]
     except KeyError:
         raise InvalidRequest(f"precision: {name!r} is not known: use fp32, fp16 or bf16") from None
-
-
-def _timing(purpose: str, num_perf_trials: int, measure_performance: bool) -> dict[str, Any]:
-    calls = _whole("num_perf_trials", num_perf_trials, 0, 10_000)
-    number = {} if calls == Timing().calls else {"calls": max(calls, MIN_PERF_TRIALS)}
-    return {"purpose": purpose if measure_performance and calls > 0 else Purpose.CHECK, **number}
 
 
 def _deadlines(timeout_s: float | None) -> Deadlines:

@@ -110,6 +110,11 @@ def database(url: str, name: str) -> str:
     return make_url(url).set(database=name).render_as_string(hide_password=False)
 
 
+def as_user(url: str, name: str) -> str:
+    """Return the URL of the same database for another user."""
+    return make_url(url).set(username=name).render_as_string(hide_password=False)
+
+
 def connected(url: str, **login: str) -> psycopg.Connection:
     """Connect to a database without SQLAlchemy, for single statements, with the login of the URL or another one."""
     plain = make_url(url).set(drivername="postgresql", **login).render_as_string(hide_password=False)

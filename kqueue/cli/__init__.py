@@ -153,8 +153,8 @@ def main() -> NoReturn:
         answers = command in _ANSWERING or (
             command not in _COMMANDS and any(one.answers for one in registry.each_of("commands") if one.name == command)
         )
-        out = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")  # None if it is closed
-        sys.stdout = cast("IO[str]", _Output(out, _BROKEN_PIPE if answers else 0))
+        sys.stdout = cast("IO[str]", _Output(sys.stdout, _BROKEN_PIPE if answers else 0))
+        sys.stderr = cast("IO[str]", _Output(sys.stderr, None))
     try:
         if wrong := [one for one in sys.argv if any("\ud800" <= char <= "\udfff" for char in one)]:
             raise errors.InvalidRequest(f"{wrong[0]}: an argument must be UTF-8 text")
@@ -176,30 +176,38 @@ def main() -> NoReturn:
 
 
 class _Output:
-    """Standard output that ends the process on a write error, for example after `| head -1` or on a full disk."""
+    """An output stream that handles write errors, for example after `| head -1` or on a full disk.
 
-    def __init__(self, stream: Any, unread: int) -> None:
-        """Wrap a stream of text or bytes. ``unread`` is the exit status if its reader is gone."""
-        self._stream, self._unread = stream, unread
+    Standard output ends the process. Standard error discards its further words, because they end no command.
+    """
+
+    def __init__(self, stream: Any, unread: int | None) -> None:
+        """Wrap a stream of text or bytes, or None if it is closed.
+
+        ``unread`` is the exit status if its reader is gone, or None for standard error.
+        """
+        self._stream = stream or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+        self._unread = unread
 
     @property
     def buffer(self) -> _Output:
         return _Output(self._stream.buffer, self._unread)
 
     def write(self, content: str | bytes) -> int:
-        return self._or_end(self._stream.write, content)
+        return self._try(self._stream.write, content)
 
     def flush(self) -> None:
-        self._or_end(self._stream.flush)
+        self._try(self._stream.flush)
 
-    def _or_end(self, act: Callable[..., Any], *content: str | bytes) -> Any:
+    def _try(self, act: Callable[..., Any], *content: str | bytes) -> Any:
         try:
             return act(*content)
-        except BrokenPipeError:
-            drop_output()
-            sys.exit(self._unread)
         except OSError as error:
-            drop_output()
+            drop_output(self._stream)
+            if self._unread is None:
+                return act(*content)
+            if isinstance(error, BrokenPipeError):
+                sys.exit(self._unread)
             say(f"the output cannot be written: {error.strerror}")
             sys.exit(_UNWRITTEN)
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 import typer
 
 from kqueue import program
-from kqueue.cli.render import drop_output
-from kqueue.signals import ending
+from kqueue.cli.render import drop_output, say
+from kqueue.signals import ending, raise_interrupts
 
 if TYPE_CHECKING:
     from kqueue.local.fleet import LocalFleet
@@ -100,16 +101,25 @@ def up(
 
 
 def _detach(log: Path) -> NoReturn:
-    """Run this command in the background, with a log. Exit when the fleet is up or has failed."""
+    """Run this command in the background, with a log. Exit when the fleet is up, has failed, or is interrupted."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as file:
+    raise_interrupts()
+    fresh = log.with_name(f"{log.name}.{os.getpid()}")  # a fleet that runs already keeps its log
+    with fresh.open("ab") as file:
         words = [*program.PYTHON, "kqueue", *(word for word in sys.argv[1:] if word != "--detach")]
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
-    while process.poll() is None and _UP not in log.read_text():
-        time.sleep(0.1)
-    _report(log.read_text().rstrip())
+    try:
+        while process.poll() is None and _UP not in fresh.read_text():
+            time.sleep(0.1)
+        _report(fresh.read_text().rstrip())
+    except KeyboardInterrupt:
+        process.terminate()  # it can have inherited that SIGINT is ignored
+        process.wait()
+        raise typer.Exit(130) from None
+    finally:
+        fresh.replace(log) if process.poll() is None else fresh.unlink()
     raise typer.Exit(process.poll() or 0)
 
 
@@ -120,10 +130,14 @@ def down(home: Annotated[Path | None, typer.Option(help="Folder of the fleet's d
     from kqueue.local.process import running
 
     place = load(home=home).home_path
-    if (pid := running_fleet(place).get("pid")) is None:
-        raise InvalidRequest(f"no fleet is up in {place}")
+    if (pid := (fleet := running_fleet(place)).get("pid")) is None:
+        raise InvalidRequest(f"the fleet in {place} is {fleet['state']}" if fleet else f"no fleet is up in {place}")
     os.kill(int(pid), signal.SIGTERM)
-    while running(int(pid)):
+    for tenths in count():
+        if not running(int(pid)):
+            return
+        if tenths == 10:
+            say("waiting until the fleet has ended. Running evaluations get up to a minute")
         time.sleep(0.1)
 
 
@@ -149,7 +163,7 @@ def _report(line: str) -> None:
     try:
         typer.echo(line)
     except OSError:
-        drop_output()
+        drop_output(sys.stdout)
 
 
 def _status(fleet: LocalFleet) -> str:

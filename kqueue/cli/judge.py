@@ -247,6 +247,7 @@ def _at_each_save(
     files = [file for file in (kernel, Path(problem)) if file.is_file()]
     if kernel not in files:
         raise InvalidRequest(f"{kernel}: no such file: give a kernel's file, or give no --problem to watch a batch")
+    sources.read_problem(problem)  # an unreadable one is refused before the wait for a save
     with ExitStack() as stack:
         judge: Callable[[Request], Outcome | Verdict]
         if fleet or url is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from kqueue.errors import ConfigError, InvalidRequest
 from kqueue.figures import caption, milliseconds
@@ -50,10 +50,10 @@ def write_json(record: Mapping[str, Any]) -> None:
     print(json.dumps(record, ensure_ascii=True, default=str).replace("\x7f", "\\u007f"), flush=True)
 
 
-def drop_output() -> None:
-    """Discard all further output. The rest of the buffer would otherwise be written again at exit, and fail again."""
+def drop_output(stream: IO[Any]) -> None:
+    """Discard a stream's further output. The rest of its buffer would be written again at exit, and fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 

@@ -225,11 +225,8 @@ _SAME: Final = ("problem_label", "problem_hash", "kernel_label", "kernel_hash", 
 
 def _plain(detail: Detail) -> dict[str, Any]:
     fields = {name: getattr(detail, name) for name in _SAME}
-    return {
-        "evaluation_id": str(detail.evaluation_id),
-        **fields,
-        "verdict": detail.verdict and detail.verdict.summary(),
-    }
+    verdict = detail.verdict and detail.verdict.summary()
+    return {"evaluation_id": str(detail.evaluation_id), **fields, "verdict": verdict}
 
 
 def _cells(detail: Detail) -> dict[str, str | Text]:

@@ -105,6 +105,8 @@ def find_kernels(patterns: Sequence[str]) -> list[Path]:
     """Return the files of paths, folders (their ``*.py``) and globs, in order and without duplicates."""
     paths: dict[Path, None] = {}
     for pattern in patterns:
+        if not pattern:
+            raise InvalidRequest("a kernel's name is empty: give a file, folder or glob")
         path = Path(pattern)
         if path.is_dir():
             matches = sorted(path.glob("*.py"))

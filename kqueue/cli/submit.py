@@ -9,7 +9,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 _EXPLAIN_S: Final = 5.0
 #: Entries submitted in one transaction. A long stream is submitted while it is being read.
 _CHUNK: Final = 200
-
 
 #: Fields of a verdict that a line of `kqueue results --json` has too.
 _OF_RESULTS: Final = (
@@ -142,6 +141,8 @@ def submit(
     ] = False,
 ) -> None:
     """Submit kernels, one evaluation each."""
+    from kqueue.client import connect
+
     if timeout is not None and not wait:
         raise InvalidRequest("--timeout: give --wait too")
     given = {
@@ -161,7 +162,16 @@ def submit(
         fields |= sources.read_problem(problem)
     fields |= sources.read_tree(tree)
     entries = _entries([*(kernel or ()), *(kernels or ())], jsonl, fields)
-    items = _run(entries, batch, wait=wait, timeout=timeout, as_json=as_json, allow_idle_lane=allow_idle_lane)
+    items: list[Item] = []
+    write_ready = _writer(items, wait=wait, as_json=as_json)
+    with connect() as client, _way_back(items, batch):
+        while chunk := list(islice(entries, _CHUNK)):
+            items += _submit(client, chunk, allow_idle_lane)
+            write_ready()
+        if wait:
+            _await(client, items, timeout, write_ready, quiet=as_json)
+    if not as_json:
+        _print(items, wait=wait)
     if any(item.ticket is None for item in items):
         raise typer.Exit(2)
     if wait:
@@ -203,11 +213,11 @@ def wait(
 def _exit_by_verdicts(items: Sequence[Item]) -> None:
     if any(item.verdict is None for item in items):
         raise typer.Exit(4)
-    if any(item.verdict is not None and item.verdict["category"] != "passed" for item in items):
+    if any(item.of_verdict("category") != "passed" for item in items):
         raise typer.Exit(1)
 
 
-def _entries(patterns: Sequence[str], jsonl: str | None, fields: Mapping[str, Any]) -> Iterable[Entry]:
+def _entries(patterns: Sequence[str], jsonl: str | None, fields: Mapping[str, Any]) -> Iterator[Entry]:
     if jsonl is not None:
         if patterns:
             raise InvalidRequest("--kernel and --jsonl: give only one of them")
@@ -224,31 +234,6 @@ def _entries(patterns: Sequence[str], jsonl: str | None, fields: Mapping[str, An
             f"--idempotency-key names one evaluation, not {len(paths)}: use --jsonl with a key on each line"
         )
     return map(sources.with_backend, sources.from_kernels(paths, fields))
-
-
-def _run(
-    entries: Iterable[Entry],
-    batch: str | None,
-    *,
-    wait: bool,
-    timeout: float | None,
-    as_json: bool,
-    allow_idle_lane: bool,
-) -> list[Item]:
-    from kqueue.client import connect
-
-    items: list[Item] = []
-    write_ready = _writer(items, wait=wait, as_json=as_json)
-    with connect() as client, _way_back(items, batch):
-        source = iter(entries)
-        while chunk := list(islice(source, _CHUNK)):
-            items += _submit(client, chunk, allow_idle_lane)
-            write_ready()
-        if wait:
-            _await(client, items, timeout, write_ready, quiet=as_json)
-    if not as_json:
-        _print(items, wait=wait)
-    return items
 
 
 def _writer(items: Sequence[Item], *, wait: bool, as_json: bool) -> Callable[[], None]:

@@ -221,11 +221,7 @@ def _budget(text: str, when_spent: str) -> Budget:
     from kqueue.store.budgets import Budget
 
     amount, _, window = text.partition("/")
-    try:
-        seconds = duration(amount)
-        length = duration(_WINDOWS.get(window, window))
-    except OverflowError:
-        seconds = length = None
+    seconds, length = duration(amount), duration(_WINDOWS.get(window, window))
     if not seconds or not length or seconds > _LONGEST or length > _LONGEST_WINDOW:
         raise InvalidRequest(
             f"--budget {text}: write seconds of slots and a period, such as 3600s/day, 10h/7d or 60m/hour"
@@ -236,10 +232,7 @@ def _budget(text: str, when_spent: str) -> Budget:
 
 
 def _lifetime(text: str) -> timedelta:
-    try:
-        lifetime = duration(text)
-    except OverflowError:
-        lifetime = None
+    lifetime = duration(text)
     if not lifetime or lifetime > _LONGEST:
         raise InvalidRequest(f"--expires {text}: write an age such as 90m, 12h, 30d, up to ten years")
     return lifetime

@@ -203,12 +203,12 @@ def lane_for(request: Request, live: Mapping[str, int], allow_idle_lane: bool, f
     InvalidRequest if the kernel cannot be judged on the lane, and LaneUnavailable if no live worker serves it, unless
     ``allow_idle_lane``.
     """
-    on_cpu = backends.find(request.backend).cpu and not request.settings.examine
+    on_cpu = (cpu := backends.find(request.backend).cpu) and not request.settings.examine
     if request.lane == "auto":
         for lane in ("gpu", "cpu") if on_cpu else ("gpu",):
             if lane in live:
                 return lane
-        need = "gpu or cpu" if on_cpu else f"gpu, which {request.backend} kernels and examinations need"
+        need = "gpu or cpu" if on_cpu else f"gpu, which {'examinations' if cpu else f'{request.backend} kernels'} need"
         raise LaneUnavailable(f"lane: no live worker serves {need}{_instead(live)}")
     broker.check_lane(request.lane)
     if request.lane == "cpu" and not on_cpu:

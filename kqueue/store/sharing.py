@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, Text, bindparam, func, literal, selec
 from sqlalchemy.dialects.postgresql import JSONB, distinct_on, insert
 
 from kqueue.contract import RULES
-from kqueue.errors import UnknownProblem
+from kqueue.errors import InvalidRequest, UnknownProblem
 from kqueue.shapes import public
 from kqueue.store.engine import transaction
 from kqueue.store.models import ME, Evaluation, Problem, SharedProblem
@@ -109,7 +109,7 @@ def unshare(engine: Engine, problem_hash: str) -> None:
     with transaction(engine) as connection:
         # With the right to delete, a producer's login could lock the table.
         if not connection.scalar(select(func.kqueue_unshare(problem_hash))):
-            raise UnknownProblem([problem_hash])
+            raise InvalidRequest(f"problem: sha256:{problem_hash} is not shared by this owner")
 
 
 def listing(engine: Engine, *, problem_hash: str | None = None) -> list[Shared]:

@@ -47,7 +47,10 @@ def test_what_every_invocation_has() -> None:
 
 
 def test_output_that_nobody_reads_or_that_cannot_be_written() -> None:
-    """With a closed pipe (`| head -1`), a listing exits with 0, and a command with a meaningful status with 141."""
+    """With a closed pipe (`| head -1`), a listing exits with 0, and a command with a meaningful status with 141.
+
+    Words on stderr change neither the output nor the status.
+    """
     reader, writer = os.pipe()
     os.close(reader)
     full = os.open("/dev/full", os.O_WRONLY)
@@ -59,6 +62,10 @@ def test_output_that_nobody_reads_or_that_cannot_be_written() -> None:
     ):
         done = subprocess.run([*COMMAND, *words], stdout=output, stderr=subprocess.PIPE, check=False)
         assert (done.returncode, done.stderr) == ended
+    for lost in (writer, full):
+        words = ["judge", __file__, "gone.py", "lost.py", "--json"]
+        done = subprocess.run([*COMMAND, *words], stdout=subprocess.PIPE, stderr=lost, check=False)
+        assert (done.returncode, done.stdout.count(b"No such file")) == (2, 2)
     os.close(writer)
     os.close(full)
     closed = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, "evidence"], capture_output=True, check=False)

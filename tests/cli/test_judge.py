@@ -93,3 +93,5 @@ def test_bad_input_is_refused_at_once(cli: Cli) -> None:
         done = cli("judge", *arguments)
         assert (done.returncode, message in done.stderr, len(done.stderr.splitlines())) == (2, True, 1)
     assert not (cli.directory / "scratch").exists()
+    done = cli("judge", "relu.py", "right.py", *QUICK, KQUEUE_SCRATCH="/proc/x")
+    assert (done.returncode, "KQUEUE_SCRATCH: /proc/x: No such file" in done.stderr) == (3, True)

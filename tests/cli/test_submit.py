@@ -155,6 +155,7 @@ def test_a_command_that_cannot_be_meant_is_refused(cli: Cli, engine: Engine) -> 
         (("mine.py", "-b", "torch"), "--problem is missing"),
         (("mine.py", "-p", "gone.py", "-b", "torch"), "gone.py: No such file"),
         (("nothing-*.py", "-p", "relu.py", "-b", "torch"), "nothing-*.py: no file matches"),
+        ((*MINE[1:], "-k", ""), "a kernel's name is empty"),
         ((*MINE[1:], "--settings", "{"), "--settings: not JSON"),
         ((*MINE[1:], "--settings", "gone.json"), "gone.json: No such file"),
         ((*MINE[1:], "--set", "checks"), "write name=value"),

@@ -89,6 +89,7 @@ def test_each_save_is_judged(cli: Cli, engine: Engine, worker: UUID, judging: Ju
     ("words", "told"),
     [
         (["none.py", "--problem", "p.py"], "none.py: no such file"),
+        (["mine.py", "--problem", "gone.py", "--fleet"], "gone.py: No such file or directory"),
         (["a.py", "b.py", "--problem", "p.py"], "give one kernel's file"),
         (["b", "--fleet"], "need --problem"),
     ],

@@ -112,6 +112,8 @@ def test_a_right_kernels_result() -> None:
     assert metadata["kernelbench_correct"] is True
     assert metadata["evaluation_id"] == str(right.evaluation_id)
     assert row_of(right, 3) == {"sample_id": 3, **result}
+    summarised = result_of(verdict(runtime=measurement(2.0)))["metadata"]
+    assert not summarised.keys() & {"correctness_trials", "hidden_trials"}
 
 
 def test_a_failures_result() -> None:

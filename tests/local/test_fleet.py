@@ -8,11 +8,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,19 +24,18 @@ from kqueue.errors import LocalFleetError
 from kqueue.http import OPEN_WARNING
 from kqueue.local.fleet import LocalFleet
 from kqueue.local.parts import Supervised
-from kqueue.local.process import command_line, running
+from kqueue.local.process import Lock, command_line, running
 from kqueue.local.servers import Postgres
 from kqueue.store import tokens
 from kqueue.store.engine import connect
 from tests.chaos.family import descriptors
+from tests.cli.command import COMMAND, Cli
 from tests.samples import RELU, RELU_KERNEL
 from tests.services import with_schema
 from tests.waiting import below, proc, until
 from workers.judge.host import scratch
 
 pytestmark = pytest.mark.services
-
-UP = "import sys; sys.argv[0] = 'kqueue'; from kqueue.cli import main; main()"
 
 
 def until_gone(pids: list[int]) -> None:
@@ -60,9 +59,8 @@ def command(home: Path, *arguments: str) -> subprocess.Popen[str]:
             signal.signal(signum, signal.SIG_IGN)
 
     environment = dict(os.environ) | {"KQUEUE_HOME": str(home), "KQUEUE_SCRATCH": str(home.parent / "scratch")}
-    words = ["up", "--gpus", "none", "--cpu-slots", "1", *arguments]
     return subprocess.Popen(
-        [sys.executable, "-c", UP, *words],
+        [*COMMAND, "up", "--gpus", "none", "--cpu-slots", "1", *arguments],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -178,11 +176,12 @@ def test_lives_of_up(open_home: Path, lives: list[signal.Signals | None], monkey
             if last is not None:
                 process.send_signal(last)
             else:
-                kqueue = [sys.executable, "-m", "kqueue"]
                 monkeypatch.setenv("KQUEUE_HOME", str(home))
-                second = subprocess.run([*kqueue, "up", "--detach"], capture_output=True, text=True, check=False)
+                (home / "logs" / "up.log").write_text("its log")
+                second = subprocess.run([*COMMAND, "up", "--detach"], capture_output=True, text=True, check=False)
                 assert (second.returncode, f"in use by process {process.pid}" in second.stdout) == (3, True), second
-                assert [subprocess.run([*kqueue, "down"], check=False).returncode for _ in range(2)] == [0, 2]
+                assert [path.read_text() for path in (home / "logs").glob("up.*")] == ["its log"]
+                assert [subprocess.run([*COMMAND, "down"], check=False).returncode for _ in range(2)] == [0, 2]
             assert process.wait(60) == (-last if last is signal.SIGKILL else 0)
         finally:
             process.kill()
@@ -232,15 +231,16 @@ def outlive(process: subprocess.Popen[str], children: list[int]) -> None:
     process.stdout.close()  # the terminal
 
 
-def test_up_is_interrupted_while_it_starts(open_home: Path) -> None:
+@pytest.mark.parametrize(("mode", "number"), [("--no-http", signal.SIGINT), ("--detach", signal.SIGTERM)])
+def test_up_is_interrupted_while_it_starts(open_home: Path, mode: str, number: signal.Signals) -> None:
     """It exits with 130, and the processes that it started end."""
     home = open_home / "home"
-    process = command(home, "--no-flower", "--no-http")
+    process = command(home, "--no-flower", mode)
     try:
         while not (home / "postgres" / "lock").exists():
             time.sleep(0.01)
         children = list(below(process.pid))
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.wait(60) == 130
     finally:
         process.kill()
@@ -255,6 +255,17 @@ def test_stale_fleet_file_is_not_believed(tmp_path: Path) -> None:
     known = {"pid": os.getpid(), "database_url": "postgresql+psycopg://gone/", "redis_url": "redis://gone/"}
     (tmp_path / FLEET_FILE).write_text(json.dumps(known))
     assert load(home=tmp_path).database_url is None
+
+
+def test_a_fleet_that_stops_is_awaited(tmp_path: Path) -> None:
+    """`kqueue down` tells that it waits, and while a fleet that runs has no file, that it starts or stops."""
+    down = partial(Cli(tmp_path), "down", "--home", str(tmp_path))
+    slow = partial(signal.signal, signal.SIGTERM, signal.SIG_IGN)
+    with Lock(tmp_path, "a test"), subprocess.Popen(["sleep", "3"], preexec_fn=slow) as process:
+        assert "is starting or stopping" in down().stderr
+        (tmp_path / FLEET_FILE).write_text(json.dumps({"pid": str(process.pid)}))
+        done = down()
+    assert (done.returncode, "waiting until the fleet has ended" in done.stderr) == (0, True)
 
 
 def test_a_late_part_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

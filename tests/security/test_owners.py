@@ -22,7 +22,7 @@ from kqueue.store import baselines, evaluations, roles, schema, searches, tokens
 from kqueue.store.engine import Viewer, acting, connect
 from kqueue.store.models import Base
 from tests.samples import passed
-from tests.services import Server, connected
+from tests.services import Server, as_user, connected
 from tests.store.steps import ENVIRONMENT, finish
 from tests.waiting import until
 
@@ -35,11 +35,6 @@ PRETENCES = (
     "SELECT set_config('kqueue.owner', 'ada', false), set_config('role', 'none', false)",
     "SET row_security = off",
 )
-
-
-def _as(url: str, name: str) -> str:
-    """Return the URL of the same database for another user."""
-    return make_url(url).set(username=name).render_as_string(hide_password=False)
 
 
 @dataclass
@@ -72,7 +67,7 @@ def plain(server: Server) -> Iterator[str]:
     server.execute(f'CREATE ROLE "{name}" LOGIN')
     url = server.empty_database(name)
     server.execute(f'ALTER DATABASE "{name}" OWNER TO "{name}"')
-    schema.upgrade(_as(url, name))
+    schema.upgrade(as_user(url, name))
     yield name
     server.drop(url)
     server.execute(f'DROP ROLE "{name}"')
@@ -85,15 +80,15 @@ def owners(
     """Tables of a superuser, whom no policy holds, and of a user without privileges."""
     names = [f"{name}_{uuid4().hex[:8]}" for name in ("ada", "bob")]
     url = server.clone() if request.param == "superuser" else server.clone(plain, plain)
-    owner_url = url if request.param == "superuser" else _as(url, plain)
+    owner_url = url if request.param == "superuser" else as_user(url, plain)
     admin = connect(url, application="tests")
     engines: list[Engine] = []
     for name in names:
         roles.login(admin, name, roles.PRODUCER, "x", owner=name[:3])
-        engines.append(connect(_as(url, name), application="tests"))
+        engines.append(connect(as_user(url, name), application="tests"))
     worker = uuid4()
     workers.register(admin, id=worker, name="cpu-0@here", host="here", pid=1, lanes=["cpu"], device="cpu")
-    made = Owners(admin, *engines, _as(url, names[1]), owner_url, UUID(int=0), UUID(int=0), worker, fields)
+    made = Owners(admin, *engines, as_user(url, names[1]), owner_url, UUID(int=0), UUID(int=0), worker, fields)
     marked = {"problem": f"class Model: {MARK}", "batch": f"{MARK}-b", "kernel_label": MARK, "problem_label": MARK}
     made.judged = made.submit(made.ada, **marked).evaluation_id
     claimed = evaluations.claim(admin, made.judged, worker_id=worker, lease_s=3600)

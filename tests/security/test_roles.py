@@ -23,17 +23,12 @@ from kqueue.store import roles, schema, tokens
 from kqueue.store.engine import connect
 from kqueue.store.models import Base
 from tests.mcp.agents import Here, over_http, over_stdio, text_of, told
-from tests.services import connected, database, start, starts_services
+from tests.services import as_user, connected, database, start, starts_services
 from tests.store.steps import change
 
 EVERYBODY = set(roles.ROLES)
 SENDERS = {roles.PRODUCER, roles.GATEWAY, roles.TENANT}
 NOBODY: set[str] = set()
-
-
-def as_user(url: str, name: str) -> str:
-    """Return the URL of the same database for another user."""
-    return make_url(url).set(username=name).render_as_string(hide_password=False)
 
 
 @pytest.fixture

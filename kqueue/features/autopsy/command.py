@@ -108,7 +108,7 @@ def _reporting(most: int, *, quiet: bool) -> Generator[OnRound]:
             line = made.progress()
             bar.update(task, completed=made.evaluations, description=one_line(line))
             if bar.disable and not quiet and line != last:
-                say(f"{line} ({made.evaluations} evaluations)")
+                say(f"{line} ({made.evaluations} evaluation{'s' * (made.evaluations != 1)})")
             last = line
 
         yield report

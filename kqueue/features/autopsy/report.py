@@ -127,7 +127,7 @@ class Report(BaseModel):
                 if self.ended is Ended.NOT_AGAIN
                 else "it ended before the kernel was judged again"
             )
-            yield f"{self.category}: no autopsy: {why} ({self.evaluations} evaluations)"
+            yield f"{self.category}: no autopsy: {why} ({self.evaluations} evaluation{'s' * (self.evaluations != 1)})"
             return
         assert self.before is not None
         yield f"{self.category}: {self.message}"

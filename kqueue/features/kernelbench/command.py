@@ -6,6 +6,7 @@ The generations and their results have KernelBench's own file formats.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -96,25 +97,21 @@ def kernelbench(
     if one_sample and len({problem for problem, _ in known}) < len(known):
         raise InvalidRequest(f"--one-sample: a problem has several samples, here or in {run.file}: omit this option")
     todo = run.to_do(samples, batch=generations.resolve().name or None)
-    evaluated = len(todo)
-    try:
-        with connect() as client:
-            left_out = _judge(client, todo, run)
-    finally:
-        run.write()
+    with connect() as client, run:
+        left_out = _judge(client, todo, run)
     if one_sample:
         _write(run.file, {problem: rows[0] for problem, rows in run.results.items() if rows})
     numbers = {*run.results, *(str(sample.problem_id) for sample in samples)}
     scores = scores_of(run.results, ks, ps, problems=len(numbers))
     # KernelBench's scripts expect this name next to their results. Results of other settings have another name.
     scores_name = "pass_at_k_results.json" if run.file.name == _RESULTS else f"{run.file.stem}.pass_at_k_results.json"
-    _write(run.file.with_name(scores_name), _pass_at_k_file(run.results, ks))
+    _write(run.file.with_name(scores_name), _pass_at_k_file(run.results, scores, ks))
     for line in [*bad, *(f"{name}: no result, {why}" for name, why in left_out)]:
         say(line)
     record = {
         "level": level,
         "results": str(run.file),
-        "evaluated": evaluated - len(left_out),
+        "evaluated": len(todo) - len(left_out),
         "left_out": [name for name, _ in left_out],
         "bad_files": len(bad),
         **scores,
@@ -146,7 +143,7 @@ class _Work:
 
 
 class _Run:
-    """The results file. Each write replaces the whole file atomically."""
+    """The results file. Each write replaces the whole file atomically. A new run that is refused leaves no file."""
 
     def __init__(self, file: Path, level: int, asked: dict[str, Any]) -> None:
         """Read the file if it exists. All its results have the level ``level`` and the settings ``asked``."""
@@ -159,10 +156,24 @@ class _Run:
         resumed = file.exists() and self._token_file.exists()
         self.token = self._token_file.read_text().strip() if resumed else uuid4().hex
         self.results: dict[str, list[dict[str, Any]]] = _read(file, level, asked) if file.exists() else {}
-        self._due = 0.0
-        if not resumed:
+        self._due = math.inf
+        #: Files of a run without a verdict that were not there before.
+        self._new: list[Path] = []
+
+    def __enter__(self) -> None:
+        self._new = [file for file in (self.file, self._token_file) if not file.exists()]
+        if self.file in self._new:
             self.write()
+        if self._new:
             self._token_file.write_text(self.token + "\n")
+        self._due = 0.0
+
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
+        if isinstance(error, InvalidRequest) and self._new:
+            for file in self._new:
+                file.unlink()
+        else:
+            self.write()
 
     def to_do(self, samples: Iterable[_Sample], *, batch: str | None) -> list[_Work]:
         """Return the samples without a result. A source that is not a kernel gets its result at once."""
@@ -196,6 +207,7 @@ class _Run:
         remaining = [entry for entry in table if entry["sample_id"] != sample.sample_id]
         table[:] = sorted([*remaining, row], key=itemgetter("sample_id"))
         if time.monotonic() > self._due:
+            self._new.clear()
             self.write()
 
     def write(self) -> None:
@@ -220,8 +232,7 @@ def _judge(client: Client, todo: Sequence[_Work], run: _Run) -> list[tuple[str, 
     left_out: list[tuple[str, str]] = []
     with progress(len(todo), quiet=False) as advance:
         works = {work.sample.path.name: work for work in todo}
-        requests = {name: work.request for name, work in works.items()}
-        for name, verdict in resuming.judge(client, run.token, requests):
+        for name, verdict in resuming.judge(client, run.token, {name: work.request for name, work in works.items()}):
             if isinstance(verdict, InvalidRequest):
                 raise verdict
             if verdict.judged:
@@ -238,6 +249,7 @@ def _find(generations: Path, problems: Path, level: int | None) -> tuple[int, li
     for folder, option in ((generations, "--generations"), (problems, "--problems")):
         if not folder.is_dir():
             raise InvalidRequest(f"{option} {folder}: no such folder")
+    from kqueue import formats
     from kqueue.features.kernelbench import runs
 
     named: dict[int, list[tuple[int, int, Path]]] = {}
@@ -256,7 +268,9 @@ def _find(generations: Path, problems: Path, level: int | None) -> tuple[int, li
     if chosen is None or chosen not in named:
         suffix = "" if level is None else f" of level {level}"
         raise InvalidRequest(f"--generations {generations}: no level_L_problem_P_sample_S_kernel.py{suffix}")
-    by_number = _set(problems) or runs.problems_of(problems, chosen)
+    listed = enumerate(formats.read(problems), 1) if formats.recognise(problems) else ()
+    of_set = {number: [entry] for number, entry in listed if isinstance(entry, formats.Problem)}
+    by_number: Mapping[int, Sequence[Path | Problem]] = of_set or runs.problems_of(problems, chosen)
     samples: list[_Sample] = []
     for problem_id, sample_id, path in sorted(named[chosen]):
         match by_number.get(problem_id, []):
@@ -267,21 +281,12 @@ def _find(generations: Path, problems: Path, level: int | None) -> tuple[int, li
                     fields = {"problem": problem.source, "problem_label": problem.name}
                 samples.append(_Sample(path, fields, problem_id, sample_id))
             case []:
-                bad.append(
-                    f"{path.name}: not judged, because {problems} has no problem {problem_id} for level {chosen}"
-                )
+                why = f"{problems} has no problem {problem_id} for level {chosen}"
+                bad.append(f"{path.name}: not judged, because {why}")
             case several:
                 names = ", ".join(problem.name for problem in several)
                 bad.append(f"{path.name}: not judged, because problem {problem_id} could be any of {names}")
     return chosen, samples, bad
-
-
-def _set(folder: Path) -> Mapping[int, Sequence[Path | Problem]]:
-    """Return the problems of another project's set by their numbers in `kqueue problems import`."""
-    from kqueue import formats
-
-    known = enumerate(formats.read(folder), 1) if formats.recognise(folder) else ()
-    return {number: [entry] for number, entry in known if isinstance(entry, formats.Problem)}
 
 
 def _read(file: Path, level: int, asked: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -319,11 +324,10 @@ def _refused(sample: _Sample, why: str) -> dict[str, Any]:
     }
 
 
-def _pass_at_k_file(results: dict[str, list[dict[str, Any]]], ks: Sequence[int]) -> dict[str, Any]:
+def _pass_at_k_file(results: dict[str, Any], scores: dict[str, Any], ks: Sequence[int]) -> dict[str, Any]:
     """Return pass@k in the format of KernelBench's scripts."""
-    from kqueue.features.kernelbench.runs import pass_at_k, scores_of
+    from kqueue.features.kernelbench.runs import pass_at_k
 
-    scores = scores_of(results, ks, ())
     problems = {
         problem_id: {
             "total_samples": len(rows),
@@ -359,8 +363,7 @@ def _print(record: dict[str, Any]) -> None:
         (f"fast_{p:g}", _share(value), f"problems, correct and more than {p:g}x as fast")
         for p, value in record["fast_p"].items()
     ]
-    mean = record["geometric_mean_speedup"]
-    if mean is not None:
+    if (mean := record["geometric_mean_speedup"]) is not None:
         scores.append(("speedup", ratio(mean), f"geometric mean of {record['timed']} correct samples"))
     print_table(("score", "value", "of"), scores)
     blames = {str(category): str(category.blame) for category in Category}
@@ -398,12 +401,11 @@ def _write(file: Path, content: Any) -> None:
 
 
 problems = typer.Typer(no_args_is_help=True, help="Use other projects' sets of problems, and share problems.")
-_Set = Annotated[Path, typer.Argument(metavar="SET", help="A file or folder of a known format.")]
 
 
 @problems.command("import")
 def import_(
-    folder: _Set,
+    folder: Annotated[Path, typer.Argument(metavar="SET", help="A file or folder of a known format.")],
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the translated problems to DIR/NAME.py.")
     ] = None,

@@ -28,6 +28,7 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.exc import NoResultFound
 
 from kqueue.contract import Request
+from kqueue.errors import InvalidRequest
 from kqueue.features.probes import drawing
 from kqueue.features.probes.drawing import Judgement
 from kqueue.figures import age
@@ -308,8 +309,10 @@ def pauses(engine: Engine, *, since: datetime | None = None) -> list[Pause]:
 
 
 def suspect_verdicts(engine: Engine, pause_id: int) -> list[UUID]:
-    """Return the evaluations with suspect verdicts of a pause, the earliest first, or none for an unknown pause."""
+    """Return the evaluations with suspect verdicts of a pause, the earliest first. Refuse an unknown pause."""
     with transaction(engine) as connection:
+        if connection.scalar(select(ProbePause.id).where(ProbePause.id == pause_id)) is None:
+            raise InvalidRequest(f"no pause has the number {pause_id}: see `kqueue probe pauses --days 3660`")
         query = _suspect(Evaluation.id).where(ProbePause.id == pause_id)
         return list(connection.scalars(query.order_by(Verdict.finished_at, Evaluation.id)))
 
@@ -482,7 +485,9 @@ _COUNT: Final = text("""
 
 def _submit_due(connection: Connection, share: float, live_s: float) -> tuple[UUID, ...]:
     """Submit at most one probe for each lane that has no open one."""
-    free = _free_lanes(connection, live_s)
+    query = select(func.unnest(Worker.lanes), Worker.host, Worker.device).distinct()
+    served = connection.execute(query.where(*_alive(live_s), Worker.paused.is_(None)))
+    free = Counter(lane for lane, _, _ in served)  # with the numbers of their devices
     if not free:
         return ()
     fresh = [{"lane": lane, "due_after": _interval(share)} for lane in sorted(free)]
@@ -503,12 +508,6 @@ def _interval(share: float) -> float:
     """Return a random number of evaluations until the next probe, about ``1 / share``."""
     # It is random so that no producer can predict a probe.
     return random.SystemRandom().uniform(0.5, 1.5) / share
-
-
-def _free_lanes(connection: Connection, live_s: float) -> dict[str, int]:
-    """Return the lanes that some live and unpaused worker serves, with their numbers of devices."""
-    query = select(func.unnest(Worker.lanes), Worker.host, Worker.device).distinct()
-    return Counter(lane for lane, _, _ in connection.execute(query.where(*_alive(live_s), Worker.paused.is_(None))))
 
 
 def _wanted(connection: Connection, free: dict[str, int]) -> dict[str, ProbeKind]:

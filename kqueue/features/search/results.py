@@ -25,7 +25,7 @@ def write_best(folder: Path, best: Sequence[Proposal]) -> list[Path]:
 def write_sources(folder: Path, sources: Sequence[str]) -> list[Path]:
     """Write sources of kernels as :func:`write_best` does."""
     files: list[Path] = []
-    with _writing(folder):
+    with writing(folder):
         for number, source in enumerate(sources, 1):
             files.append(folder / ("best.py" if number == 1 else f"best-{number}.py"))
             files[-1].write_bytes(source.encode())
@@ -37,7 +37,7 @@ def draw(folder: Path, name: str, chart: charts.Chart) -> list[Path]:
     pictures = {
         folder / f"{name}.{form}": charts.render(chart, form=form) for form in (charts.Form.PNG, charts.Form.SVG)
     }
-    with _writing(folder):
+    with writing(folder):
         for file, picture in pictures.items():
             file.write_bytes(picture)
     return list(pictures)
@@ -56,7 +56,7 @@ def curve(runs: Mapping[str, tuple[Task, Sequence[Proposal], Sequence[Step]]]) -
 
 
 @contextmanager
-def _writing(folder: Path) -> Generator[None]:
+def writing(folder: Path) -> Generator[None]:
     """Create a folder for the files written in the block. Raise :class:`ConfigError` if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ import typer
 from kqueue.cli import options, sources
 from kqueue.cli.connection import database
 from kqueue.cli.render import make_bar, print_table, say, write_json
-from kqueue.errors import ConfigError, InvalidRequest
+from kqueue.errors import InvalidRequest
 from kqueue.features.search import runs
 from kqueue.figures import ratio, speedup
 from kqueue.text import clean
@@ -164,19 +164,17 @@ class _Journal:
     def __init__(self, folder: Path, plan: TournamentPlan) -> None:
         """Read the journal in a folder."""
         from kqueue.features.search.plan import Entry, Result
+        from kqueue.features.search.results import writing
 
         same = plan.model_dump_json(exclude={"gpu_seconds"})
         head = {"tournament": hashlib.sha256(same.encode()).hexdigest()}
         self.known: dict[Entry, Result] = {}
         self._file = folder / "results.jsonl"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
             text = self._file.read_text() if self._file.exists() else ""
             # A killed process can leave a part of a line.
             lines = (text[: text.rfind("\n") + 1] or json.dumps(head) + "\n").splitlines()
             self._file.write_text("".join(f"{line}\n" for line in lines))
-        except OSError as error:
-            raise ConfigError(f"--out: {folder} cannot be written: {error.strerror or error}") from None
         if lines[0] != json.dumps(head):
             raise InvalidRequest(f"--out: {folder} has another tournament: choose another folder")
         try:

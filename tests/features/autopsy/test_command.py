@@ -23,6 +23,7 @@ def test_an_evaluation_is_shrunk(cli: Cli, engine: Engine, worker: UUID, judging
     done = cli("autopsy", str(asked.evaluation_id)[:13], "--out", "found", "--budget", "100")
     assert done.returncode == 0, done.stderr
     assert "wrong_values" in done.stdout
+    assert "float32 (1 evaluation)" in done.stderr
     assert "inputs: [4, 3001] float32 ->" in done.stdout
     compile((cli.directory / "found" / "repro.py").read_text(), "repro.py", "exec")
     assert count(engine, "evaluations", f"batch = 'autopsy-{asked.evaluation_id}'") > 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,7 @@ import pytest
 from kqueue.local.fleet import LocalFleet
 from tests.cli.command import Cli
 from tests.features.autopsy.tail import TAIL, TAIL_KERNEL, fails
-from tests.fleet.live import live_fleet
 from tests.mcp.agents import over_stdio, told
-from tests.services import starts_services
 from tests.waiting import until
 
 #: Fails on inputs of any size.
@@ -24,49 +21,41 @@ OFF = TAIL_KERNEL.replace("out = x * 2", "out = x * 2 + 1")
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="module")
-@starts_services
-def fleet() -> Iterator[LocalFleet]:
-    """Start a fleet with two slots."""
-    with live_fleet() as running:
-        yield running
-
-
 @pytest.fixture
-def cli(fleet: LocalFleet, tmp_path: Path) -> Cli:
+def cli(live: LocalFleet, tmp_path: Path) -> Cli:
     """Return the command in a folder with a problem and a kernel."""
-    ready = Cli(tmp_path, {"KQUEUE_HOME": str(fleet.config.home)})
+    ready = Cli(tmp_path, {"KQUEUE_HOME": str(live.config.home)})
     ready.write("tail.py", TAIL)
     return ready
 
 
-def submitted(fleet: LocalFleet, kernel: str) -> str:
+def submitted(live: LocalFleet, kernel: str) -> str:
     """Have a kernel judged, and return its evaluation's id."""
-    with fleet.client() as client:
+    with live.client() as client:
         settings = {"checks": 2, "timing": {"purpose": "check"}}
         ticket = client.submit(problem=TAIL, kernel=kernel, backend="torch", lane="cpu", settings=settings)
         ticket.wait(300)
     return str(ticket.evaluation_id)
 
 
-def test_an_evaluation_of_the_fleet(fleet: LocalFleet, cli: Cli, tmp_path: Path) -> None:
+def test_an_evaluation_of_the_fleet(live: LocalFleet, cli: Cli, tmp_path: Path) -> None:
     """An evaluation's id is enough, several problems are judged at once, and none runs on."""
-    identity = submitted(fleet, OFF)
+    identity = submitted(live, OFF)
     done = cli("autopsy", identity[:13], "--out", "found", "--budget", "300")
     assert done.returncode == 0, done.stderr
     assert "inputs: [4, 3001] float32 -> [1, 1] float32" in done.stdout, done.stdout
     assert "index [0, 0]: expected" in done.stdout
     fails((tmp_path / "found" / "repro.py").read_text(), tmp_path)
-    with fleet.client() as client:
+    with live.client() as client:
         made = client.batch(f"autopsy-{identity}")
         assert made
         assert all(ticket.done() for ticket in made)
 
 
-def test_ctrl_c_tells_the_best_so_far_and_leaves_nothing(fleet: LocalFleet, cli: Cli) -> None:
+def test_ctrl_c_tells_the_best_so_far_and_leaves_nothing(live: LocalFleet, cli: Cli) -> None:
     """Ctrl-C prints the best result so far and cancels running evaluations."""
-    identity = submitted(fleet, TAIL_KERNEL.replace("out = x * 2", "import time; time.sleep(3); out = x * 2"))
-    with cli.start("autopsy", identity, "--budget", "600") as process, fleet.client() as client:
+    identity = submitted(live, TAIL_KERNEL.replace("out = x * 2", "import time; time.sleep(3); out = x * 2"))
+    with cli.start("autopsy", identity, "--budget", "600") as process, live.client() as client:
         assert process.stderr is not None
         while "fails on" not in (line := process.stderr.readline()):
             assert line, "it ended by itself"
@@ -81,17 +70,17 @@ def test_ctrl_c_tells_the_best_so_far_and_leaves_nothing(fleet: LocalFleet, cli:
         until(lambda: all(ticket.done() for ticket in made), 60, "the evaluations' end")
 
 
-def test_an_agent_has_one(fleet: LocalFleet) -> None:
+def test_an_agent_has_one(live: LocalFleet) -> None:
     """An agent gets progress, repro.py on request, and the reason why a passed kernel has none."""
-    identity = submitted(fleet, OFF)
-    passed = submitted(fleet, TAIL_KERNEL.replace("] = 0", "] += 0"))
+    identity = submitted(live, OFF)
+    passed = submitted(live, TAIL_KERNEL.replace("] = 0", "] += 0"))
     heard: list[str] = []
 
     async def progress(_seconds: float, _of: float | None, message: str | None) -> None:
         heard.append(message or "")
 
     async def main() -> None:
-        async with over_stdio({"KQUEUE_HOME": str(fleet.config.home)}, "--sees", "all") as client:
+        async with over_stdio({"KQUEUE_HOME": str(live.config.home)}, "--sees", "all") as client:
             asked = {"evaluation_id": identity, "budget_s": 300, "repro": True}
             found = told(await client.call_tool("autopsy", asked, progress_callback=progress, read_timeout_seconds=400))
             assert (found["category"], found["ended"]) == ("wrong_values", "smallest")

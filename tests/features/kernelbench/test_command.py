@@ -56,9 +56,11 @@ def scores(folders: tuple[Path, Path], *arguments: str, status: int = 0) -> dict
 
 
 def refused(folders: tuple[Path, Path], *arguments: str, told: str) -> None:
-    """Assert that the command refuses the arguments with this message."""
+    """Assert that the command refuses the arguments with this message, and leaves no file."""
+    before = [*folders[1].iterdir()]
     done = judge(folders, *arguments)
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+    assert [*folders[1].iterdir()] == before
 
 
 def results(run: Path) -> dict[str, Any]:
@@ -227,12 +229,15 @@ def test_levels(config: Config, folders: tuple[Path, Path]) -> None:
 def test_wrong_arguments_are_told(config: Config, folders: tuple[Path, Path]) -> None:
     """Wrong arguments are refused by their names before anything is judged."""
     put(folders[1], 1, 0, WRONG)
+    put(folders[1], 1, 1, "")
     for arguments, told in (
         (["--k", "0"], "--k 0: give whole numbers from 1"),
         (["--k", "1,x"], "--k 1,x"),
         (["--p", "-1"], "--p -1: give numbers from 0"),
         (["--backend", "fortran"], "backend: 'fortran'"),
         (["--precision", "fp8"], "precision: 'fp8'"),
+        (["--comparison", "none"], "comparison: "),
+        (["--one-sample"], "a problem has several samples"),
         (["--checks", "0"], "num_correct_trials"),
         (["--level", "4"], "no level_L_problem_P_sample_S_kernel.py of level 4"),
         (["--problems", "/nowhere"], "--problems /nowhere: no such folder"),

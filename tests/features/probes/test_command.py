@@ -28,6 +28,7 @@ def test_a_pause_is_told_everywhere_and_ended(cli: Cli, worker: UUID, engine: En
     assert (pause["host"], pause["doubted"]) == ("here", 1)
     assert "a cheat passed" in cli("probe", "pauses").stdout
     assert cli("probe", "doubted", str(pause["id"])).stdout == f"{mine}\n"
+    assert cli("probe", "doubted", str(pause["id"] + 1)).returncode == 2
     status = " ".join(cli("status").stdout.split())
     assert all(words in status for words in ("1 of 1 cheats accepted", f"kqueue probe doubted {pause['id']}"))
     assert (services("probes").state, "is paused" in services("probes").detail) == ("fail", True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
 from kqueue.client import Client
-from kqueue.config import load
 from kqueue.contract import Outcome, Request, Settings
 from kqueue.errors import InvalidRequest
 from kqueue.features.rejudge.claims import read
@@ -95,15 +93,6 @@ def cuda_l1(**claims: Any) -> str:
 def table(folder: Path) -> dict[str, dict[str, str]]:
     with (folder / "claims.csv").open(newline="") as file:
         return {row["name"]: row for row in csv.DictReader(file)}
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[LocalJudge]:
-    """Judge on one CPU."""
-    with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
-        Path(name).chmod(0o711)
-        with LocalJudge("cpu", config=load(scratch=Path(name))) as judge:
-            yield judge
 
 
 @pytest.mark.slow("starts a judge")
