@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -128,17 +127,13 @@ def _plain(done: Done) -> tuple[int, str, list[str]]:
     return done.returncode, out, sorted(err.splitlines())
 
 
-def _undrawn(chart: Any, **_: Any) -> bytes:
-    """Return a picture's data, because drawing takes half a second."""
-    return json.dumps(asdict(chart), default=str).encode()
-
-
 @pytest.mark.parametrize("commands", [COMMANDS, pytest.param(MORE, marks=pytest.mark.nightly)], ids=["some", "more"])
 def test_every_command_says_the_same(both: Both, monkeypatch: pytest.MonkeyPatch, commands: tuple[str, ...]) -> None:
     """Output, messages and exit status are equal, with pages of two rows too."""
     for report, (ordered, _) in readable.PAGES.items():
         monkeypatch.setitem(readable.PAGES, report, (ordered, 2))
-    monkeypatch.setattr(charts, "render", _undrawn)
+    # Drawing takes half a second.
+    monkeypatch.setattr(charts, "render", lambda chart, **_: json.dumps(asdict(chart), default=str).encode())
     for command in commands:
         words = command.format(**both.names).split()
         assert _plain(both.over_http(*words)) == _plain(both.by_database(*words)), command

@@ -65,11 +65,6 @@ def sealed_processes(rig: Rig) -> list[int]:
     return [pid for uid in uids.all_of(rig.slot.uid) for pid in linux.living_of_uid(uid)]
 
 
-def assert_nothing_left(rig: Rig) -> None:
-    """Wait until all sealed processes have ended and their directories are removed."""
-    until(lambda: not sealed_processes(rig) and not list(rig.slot.scratch.iterdir()), what="the end of all processes")
-
-
 def assert_contained(outside: Outside, outcome: Outcome) -> None:
     """Assert that no attack succeeded, no secret is revealed, the fleet is not blamed and the host has no new file."""
     told = outcome.model_dump_json()
@@ -102,7 +97,7 @@ def test_a_hostile_problem_spoils_its_own_evaluation_at_most(keeping: Rig, outsi
         honest = keeping.judge(request(HONEST))
         assert honest.category is Category.PASSED, honest
     keeping.end_kept()
-    assert_nothing_left(keeping)
+    until(lambda: not [*sealed_processes(keeping), *keeping.slot.scratch.iterdir()], what="the end of all processes")
 
 
 @pytest.mark.nightly

@@ -79,11 +79,6 @@ def service() -> int:
     return max(every, key=lambda p: int(proc(p, "stat").rpartition(")")[2].split()[19]))
 
 
-def is_endless(pid: int) -> bool:
-    """Return whether the endless kernel runs below a process."""
-    return any(Path(f"/proc/{child}/cwd/here").exists() for child in below(pid))
-
-
 def test_a_right_kernel_has_a_time(local: LocalJudge) -> None:
     waiting = problem(f"x: ({WAIT}, torch.relu(x))[1]", "return [torch.randn(64, 64)]")
     kernel = KERNEL.format(f"{WAIT}; return torch.clamp(x, min=0)")
@@ -167,7 +162,7 @@ def test_a_killed_judge_is_replaced(local: LocalJudge, config: Config) -> None:
     pytests = signal.getsignal(signal.SIGALRM)  # restored below, because a step replaces the handler
     with ThreadPoolExecutor(2) as pool:
         call = pool.submit(local, problem=PROBLEM, kernel=ENDLESS, settings=UNTIMED)
-        until(lambda: is_endless(first))
+        until(lambda: any(Path(f"/proc/{child}/cwd/here").exists() for child in below(first)))
         assert (holder := holders.stranger(lock))
         assert f"process {first} " in holder.words
         others = set(below(first))

@@ -30,12 +30,6 @@ async def in_a_loop(client: Any, fields: dict[str, Any]) -> str:
     return str(ticket.evaluation_id)
 
 
-def in_a_thread(client: Any, fields: dict[str, Any]) -> str:
-    with client as kq:
-        [ticket] = kq.submit_each([fields])
-    return str(ticket.evaluation_id)
-
-
 *way, fields = sys.argv[1:]
 request = json.loads(fields)
 with tracer.start_as_current_span("step 12"):
@@ -43,6 +37,7 @@ with tracer.start_as_current_span("step 12"):
         first, second = kqueue.Client(), kqueue.AsyncClient()
     else:
         first, second = (kind(way[0], token=way[1]) for kind in (kqueue.RemoteClient, kqueue.AsyncRemoteClient))
-    print(in_a_thread(first, request))
+    with first as kq:
+        print(*(ticket.evaluation_id for ticket in kq.submit_each([request])))
     print(asyncio.run(in_a_loop(second, request)))
 provider.shutdown()
