@@ -156,9 +156,8 @@ def _name(record: int) -> bytes:
 
 def _readable(name: bytes) -> str:
     """Return a symbol's demangled name, cut to ``MAX_NAME_BYTES``."""
-    if name.startswith(b"_Z") and (demangler := _demangler()) is not None:
-        name = demangler(name) or name
-    return name[:MAX_NAME_BYTES].decode("utf-8", "replace")
+    demangler = _demangler() if name.startswith(b"_Z") else None
+    return ((demangler and demangler(name)) or name)[:MAX_NAME_BYTES].decode("utf-8", "replace")
 
 
 @cache

@@ -327,11 +327,8 @@ class _Group:
                 return [None] * len(cases)
             return self._together(self._references, lambda rank: self._references[rank].again(cases[rank]))
 
-        def of_rank(rank: int) -> list[torch.Tensor] | None:
-            return nudged()[rank]
-
         for rank, case in enumerate(cases):
-            case.again = functools.partial(of_rank, rank)
+            case.again = lambda rank=rank: nudged()[rank]
 
     def _try(self, cases: _Cases) -> None:
         """Make a call of the kernel in all ranks, and compare the outputs."""

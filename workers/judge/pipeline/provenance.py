@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -104,31 +105,26 @@ def assess(kernels: Sequence[tuple[str, int, int]], source: str, backend: str) -
     compiled = tuple(
         space for text in texts(nodes) for folder in _INCLUDE.findall(text) for space in _HEADERS.get(folder, ())
     )
-    mine, library, unclear = dict[str, int](), dict[str, int](), dict[str, int]()
+    mine, library, unclear = Counter[str](), Counter[str](), Counter[str]()
     copies = 0
     for name, ns, _ in kernels:
         if name in _COPIES:
             copies += ns
             continue
-        part = {"own": mine, "library": library, "unclear": unclear}[_owner(name, own, compiled)]
-        part[name] = part.get(name, 0) + ns
-    in_kernels = sum(mine.values()) + sum(library.values()) + sum(unclear.values())
+        {"own": mine, "library": library, "unclear": unclear}[_owner(name, own, compiled)][name] += ns
+    in_kernels = mine.total() + library.total() + unclear.total()
     total = in_kernels + copies
 
     def share(ns: int) -> float:
         return round(ns / total, 4) if total else 0.0
 
-    decoy = (
-        backends.find(backend).own_kernels
-        and in_kernels > 0
-        and sum(mine.values()) + sum(unclear.values()) < DECOY_BELOW * in_kernels
-    )
+    decoy = backends.find(backend).own_kernels and mine.total() + unclear.total() < DECOY_BELOW * in_kernels
     known = [LibraryKernel(name=name, share=share(library[name])) for name in _by_cost(library)[:_LIBRARIES_SHOWN]]
     return Provenance(
-        own_share=share(sum(mine.values())),
+        own_share=share(mine.total()),
         own=tuple(_by_cost(mine)[:_OWN_SHOWN]),
         library=tuple(known),
-        unclear_share=share(sum(unclear.values())),
+        unclear_share=share(unclear.total()),
         unclear=tuple(_by_cost(unclear)[:_LIBRARIES_SHOWN]),
         copies_share=share(copies),
         decoy=decoy,

@@ -285,8 +285,7 @@ class ReferenceProxy:
         views: list[Output] = []
         try:
             for spec, location in zip(specs, locations, strict=True):
-                is_empty = 0 in spec.shape
-                blank = torch.empty(spec.shape, dtype=spec.dtype, device=self.device) if is_empty else None
+                blank = torch.empty(spec.shape, dtype=spec.dtype, device=self.device) if 0 in spec.shape else None
                 if blank is None and location.where is Where.ARENA and self._arena is not None:
                     blank = view_within(self._arena.flat, location, spec)
                 views.append(own_memory(self.process, spec, location) if blank is None else blank)

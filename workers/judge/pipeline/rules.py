@@ -531,7 +531,7 @@ def _in_strings(reading: _Reading) -> _Hits:
             yield "proc_files", line
         if "(" not in text:
             continue
-        code = provenance.CPP_COMMENT.sub(_blank, text)
+        code = provenance.CPP_COMMENT.sub(lambda comment: " " + "\n" * comment[0].count("\n"), text)
         for rule, pattern in _IN_CPP:
             for match in pattern.finditer(code):
                 yield rule, line + code.count("\n", 0, match.start())
@@ -541,11 +541,6 @@ def _in_strings(reading: _Reading) -> _Hits:
         joined = joined or _CPP_JOIN.search(code) is not None
     if created is not None and not joined:
         yield "unjoined_stream", created
-
-
-def _blank(comment: re.Match[str]) -> str:
-    """Return as many line breaks as the comment has."""
-    return " " + "\n" * comment[0].count("\n")
 
 
 def _authorship(reading: _Reading, backend: str) -> _Hits:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Final
 
 import torch
@@ -215,16 +215,11 @@ def _sums(outputs: Sequence[torch.Tensor] | None) -> list[int] | None:
 
 def _total(a: torch.Tensor, b: torch.Tensor) -> float:
     """Return the sum of all absolute differences of finite values."""
-    return sum(float((x.double() - y).abs().nan_to_num(0.0, 0.0, 0.0).sum()) for x, y in _pieces(a, b))
+    pieces = zip(compare.flat(a).split(_CHUNK), compare.flat(b).split(_CHUNK), strict=True)
+    differences = (comparable(x).double() - comparable(y) for x, y in pieces)
+    return sum(float(one.abs_().nan_to_num_(0.0, 0.0, 0.0).sum()) for one in differences)
 
 
 def _has_moved(moved: Sequence[torch.Tensor], unmoved: Sequence[torch.Tensor], case: Case, settings: Settings) -> bool:
     """Return whether some value changed so much that no right kernel could answer as before."""
-    all_figures = compare.differences(moved, unmoved, case, settings, times=_MOVED)
-    return any(figures.wrong for figures in all_figures)
-
-
-def _pieces(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the values of two tensors in pairs of pieces, converted for differences."""
-    for x, y in zip(compare.flat(a).split(_CHUNK), compare.flat(b).split(_CHUNK), strict=True):
-        yield comparable(x), comparable(y)
+    return any(figures.wrong for figures in compare.differences(moved, unmoved, case, settings, times=_MOVED))
