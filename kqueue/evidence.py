@@ -819,7 +819,7 @@ class Facts(Part):
     structure: str | None = _ABSENT
     """Structure of the kernel's output, with ``T`` for a tensor."""
     kind: str | None = _ABSENT
-    """Kind of the inputs: ``given`` (the problem's own), ``scaled``, ``uniform``, ``integers`` or ``adversarial``."""
+    """Kind of the inputs: ``given`` (the problem's own), or hidden, such as ``scaled`` or ``ends_2``."""
     wrong: int | None = _ABSENT
     """Number of wrong values in the output."""
     of: int | None = _ABSENT
