@@ -12,42 +12,35 @@ import torch
 from kqueue.contract import Settings
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline.cases import Case
-from workers.judge.pipeline.evidence import Comparisons, Observed
 from workers.judge.pipeline.stages.measure import _Checks  # pyright: ignore[reportPrivateUsage]
 
 
-@pytest.mark.parametrize(("answers", "expected"), [([1.0, 1.0], 2), ([1.0, 1.00001], "nondeterministic"), ([1.0], 1)])
-def test_a_wrong_answer_to_a_variant_is_confirmed_and_repeated(answers: list[float], expected: int | str) -> None:
-    """The reference withdraws its answer, or finds its own errors to be as large. Then equal bits are right."""
+@pytest.mark.parametrize(("are_copies", "calls", "expected"), [(True, 1, 2), (False, 2, "again"), (False, 1, 1)])
+def test_a_wrong_answer_to_a_variant_is_confirmed_and_repeated(
+    are_copies: bool, calls: int, expected: int | str
+) -> None:
+    """The reference finds its own errors to be as large, or withdraws its answer. Copies are then compared again."""
     given, variant = Case(seed=1), Case(seed=2, kind="sparse", outputs=[torch.zeros(4)])
+    made: list[Case] = []
+
+    def answer(case: Case) -> list[torch.Tensor]:
+        made.append(case)
+        return [] if case is given else [torch.ones(4)]
 
     def confirm(_: Case) -> None:
-        variant.outputs = [torch.ones(4)] if answers else []
+        variant.outputs = [torch.ones(4)] if expected != 1 else []
 
+    reference = SimpleNamespace(answer=lambda case: [case] if case is given or case.outputs else [], confirm=confirm)
+    steps = SimpleNamespace(timed=contextlib.nullcontext, backstop=contextlib.nullcontext, enter=str)
     anything: Any = SimpleNamespace(
-        settings=Settings(checks=1),
-        steps=SimpleNamespace(timed=contextlib.nullcontext, backstop=contextlib.nullcontext, enter=str),
-        evidence=Observed(),
-        compared=Comparisons(),
-        reference=SimpleNamespace(
-            answer=lambda case: [case] if case is given or case.outputs else [],
-            confirm=confirm,
-            form=SimpleNamespace(output_specs=()),
-            forward_s=0.0,
-            constant_outputs=[],
-        ),
-        cases=(given, variant),
-        later=0,
-        baseline=None,
+        settings=Settings(checks=1), steps=steps, evidence=None, compared=None, reference=reference, baseline=None
     )
-    candidate: Any = SimpleNamespace(
-        prepare_calls=lambda *_: None,
-        answer=lambda case: [] if case is given else [torch.full((4,), answers.pop(0))],
-        check_inputs=str,
-    )
-    checks = _Checks(anything, anything, candidate)
+    candidate: Any = SimpleNamespace(answer=answer, check_inputs=str)
+    checks: Any = _Checks(anything, anything, candidate)
+    checks._caller = SimpleNamespace(call=lambda cases: [answer(*cases)]) if are_copies else None
     if isinstance(expected, int):
-        assert checks.run() == anything.evidence.checks == expected
+        assert sum(checks._check(case, None) is not None for case in (given, variant)) == expected
     else:
         with pytest.raises(EvaluationEnded, match=expected):
-            checks.run()
+            [checks._check(case, None) for case in (given, variant)]
+    assert made == [given] + [variant] * calls

@@ -591,7 +591,8 @@ def moved(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
     usual = squares.mean()
     if tensor.dim() and tensor.shape[-1] >= _LINE:  # A line of small values has small rounding errors.
         usual = squares.mean(-1, keepdim=True).clamp_(usual * _NEAR**2, usual)
-    ends = wide.where(~wide.isnan(), wide.nanmean()).aminmax()
+    nan = wide.isnan()
+    ends = wide.masked_fill(nan, math.inf).amin(), wide.masked_fill(nan, -math.inf).amax()
     return squares.add_(usual).sqrt_().mul_(torch.randn_like(wide)).mul_(rounding).add_(wide).clamp_(*ends)
 
 

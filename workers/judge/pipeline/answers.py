@@ -71,7 +71,9 @@ class Look:
                 if own.is_floating_point():
                     values[f"nan {number}"] = low.isnan()
                 if number in self.infinite:
-                    low, high = extremes(own.where(own.isfinite() | (own != truth), 0.0))
+                    pairs = zip(pieces(own), pieces(truth), strict=True)
+                    ends = [extremes(o.where(o.isfinite() | (o != t), 0.0)) for o, t in pairs]
+                    low, high = extremes(torch.stack([end for both in ends for end in both]))
                 if self.varied:
                     values[f"wild {number}"] = torch.maximum(-low, high) >= torch.finfo(own.dtype).max / 64
             if self.exact is not None:

@@ -48,7 +48,7 @@ _HOST_CHUNK: Final = 1 << 20
 _JUMPING: Final = 1 / 4
 _JUMPS: Final = 2.0
 #: Share of the values of another output of a fine dtype that can be at steps, as of a rounding, and such an epsilon.
-_STEPPING: Final = 1 / 16
+_STEPPING: Final = 1 / 32
 _FINE: Final = torch.finfo(torch.float32).eps
 #: Share of the values of an integer output that can be at steps, such as the halves of a quantization. One always can.
 _AT_STEPS: Final = 2.0**-16
@@ -168,7 +168,7 @@ def _verdict(
     given = case.kind == GIVEN
     for output in judged:
         if case.form.is_gradient(output.number):
-            output.skip_jumps(case.moved, _JUMPING)
+            output.skip_jumps(case.moved, sums=True)
     returned = [output for output in judged if case.form.is_returned(output.number)]
     loose = next((fault for output in returned if (fault := output.kernelbench_fault())), None)
     faults = _by_profiles(returned, settings) if given else {}
@@ -179,8 +179,8 @@ def _verdict(
                 output.figures = Figures(*[0.0] * 13)
             elif not choices.are_tied(whole, output.number, of):
                 output.skip_steps(case.moved())
-        elif output.grade is not None and output.epsilon <= _FINE:
-            output.skip_jumps(case.moved, _STEPPING)
+        elif case.check is None and not case.form.is_gradient(output.number) and output.needs_steps():
+            output.skip_jumps(case.moved, sums=False)
     strict = None
     own = [output.number for output in returned if case.check is not None and not case.form.is_gradient(output.number)]
     for output in judged:
@@ -405,21 +405,29 @@ class _Output:
         # Where the reference is infinite, only the same infinity is correct.
         return same | (finite & (error <= tolerance.rtol * size + tolerance.atol))
 
-    def skip_jumps(self, moved: Callable[[], Iterable[list[torch.Tensor]]], share: float) -> None:
-        """Take the reference's values where it jumps for nearly equal inputs, like a gradient at the kink of a ReLU.
+    def skip_jumps(self, moved: Callable[[], Iterable[list[torch.Tensor]]], *, sums: bool) -> None:
+        """Take the reference's values where it jumps for nearly equal inputs, as a rounding or the kink of a ReLU does.
 
-        A right kernel rounds otherwise, and can be on the other side. More wrong values than a share stay wrong.
+        A right kernel rounds otherwise, and can be on the other side: its value is one of the reference's for such
+        inputs, or for ``sums`` of jumps an error of their size. More wrong values than a share stay wrong.
         """
-        if not 0 < self.figures.wrong <= max(1, share * self.ref.numel()):
+        share = _JUMPING if sums else _STEPPING
+        if not 0 < self.figures.wrong <= max(2, share * self.ref.numel()):
             return
-        ref, bound = comparable(self.ref), self.tolerance.atol + self.tolerance.rtol * comparable(self.ref).abs()
-        jump = torch.zeros_like(bound)
+        chunks = enumerate(self._beyond_of(out, ref, self.tolerance) for out, ref, _ in self._chunks())
+        some = torch.cat([number * self._chunk + wrong.nonzero().flatten() for number, wrong in chunks])
+        out, ref = comparable(self.out[some]), comparable(self.ref[some])
+        bound = self.tolerance.atol + self.tolerance.rtol * ref.abs()
+        jump, jumps = torch.zeros_like(bound), torch.zeros_like(bound, dtype=torch.bool)
         for answer in moved():
-            jump = torch.maximum(jump, (comparable(flat(answer[self.number])) - ref).abs())
-        error = (comparable(self.out) - ref).abs()
-        jumps = (jump > bound) & (error > bound) & (error <= bound + _JUMPS * jump)
+            other = comparable(flat(answer[self.number])[some])
+            jump = torch.fmax(jump, (other - ref).abs())
+            jumps |= (other - out).abs() <= bound
+        if sums:
+            jumps = (jump > bound) & ((out - ref).abs() <= bound + _JUMPS * jump)
         if bool(jumps.any()):
-            self.out, before = torch.where(jumps, self.ref, self.out), self.figures.wrong
+            places = some[jumps]
+            self.out, before = self.out.index_put((places,), self.ref[places]), self.figures.wrong
             _measure_all([self])
             self.jumps = int(before - self.figures.wrong)
 
@@ -456,13 +464,19 @@ class _Output:
         shifts = figures.distance > min(_FROM_MEAN * figures.spread, resolution * figures.size)
         # Sums of many nearly equal values have rounding errors that no change of the inputs shows. In 16 bits all of
         # a variant's values can be within one rounding error.
-        is_vague = is_unknown or (self.is_variant and figures.spread <= self.epsilon * figures.size)
+        is_close = self.ref.itemsize == 2 and figures.spread <= self.epsilon * figures.size
+        is_vague = is_unknown or (self.is_variant and is_close)
         if enough and shifts and not is_vague and not self._answers().follow(self.shape, self.epsilon, resolution):
             return self._together(
                 "the reference's values are nearly constant:"
                 " their mean, altogether or along a dimension, would be as close to them"
             )
         return None
+
+    def needs_steps(self) -> bool:
+        """Return whether only steps of the reference can excuse values of a fine dtype."""
+        is_fine = self.grade is not None and self.epsilon <= _FINE
+        return is_fine and self._too_many(self.figures.wrong, self.tolerance) and not self._are_excused(self.tolerance)
 
     def illegible_fault(self) -> _Fault | None:
         """Return the fault for which the problem's check is not even asked: values never written, or NaN. Or None."""

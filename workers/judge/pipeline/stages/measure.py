@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import secrets
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Final
@@ -18,7 +18,6 @@ from kqueue.evidence import SpeedOfLightBound
 from kqueue.profiles import RULES
 from kqueue.text import one_line
 from workers.judge.channel.activities import NotRecorded
-from workers.judge.channel.bits import checksum
 from workers.judge.channel.orders import Call, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import compare, parameters, speed_of_light, timing
@@ -201,8 +200,7 @@ class _Checks:
     def _repeat(self, case: Case, outputs: list[torch.Tensor] | None) -> None:
         """Check the second call on the first case."""
         try:
-            with self._confirming(case):
-                self._compared.add(*self._call(case, outputs))
+            self._compared.add(*self._confirmed(case, outputs))
         except EvaluationEnded as ended:
             raise unless_repeated(ended, "right at first, wrong when the same input was run again") from None
 
@@ -211,8 +209,7 @@ class _Checks:
         self._candidate.process.enter(Phase.CHECK, self._context.settings.deadlines.check_s)
         case = self._referenced.last or self._reference.cache.fresh()
         try:
-            with self._confirming(case):
-                self._call(case)
+            self._confirmed(case)
         except EvaluationEnded as ended:
             raise unless_repeated(ended, "right before it was timed, wrong after") from None
 
@@ -369,40 +366,44 @@ class _Checks:
         Return None for a variant of which the reference did not confirm its answer. It does not count as checked.
         """
         try:
-            with self._confirming(case):
-                outputs = self._outputs(case, outputs)
-                return compare.check_values(outputs, case, self._context.settings)
+            return self._confirmed(case, outputs)
         except EvaluationEnded as ended:
             if ended.outcome.category not in ABOUT_VALUES:
                 raise
             first = ended.with_traceback(None)  # Its frames hold the outputs.
-        bits, outputs = [checksum(output) for output in outputs or ()], None
         if not self._has_answered(case):
             return None
         for _ in range(_REPETITIONS):
             try:
-                outputs = self._outputs(case)
-                compared = compare.check_values(outputs, case, self._context.settings)
+                self._call(case)
             except EvaluationEnded as again:
                 if again.outcome.category not in ABOUT_VALUES:
                     break
             else:
-                if [checksum(output) for output in outputs] == bits:
-                    return compared  # Only the reference's own errors, which are a sample, differ.
                 raise unless_repeated(first, "wrong at first, right when the same input was run again")
         raise first
 
-    @contextlib.contextmanager
-    def _confirming(self, case: Case) -> Generator[None]:
-        """Confirm the reference's answer to a case before a kernel is called wrong on it."""
+    def _confirmed(self, case: Case, outputs: list[torch.Tensor] | None = None) -> Compared:
+        """Make one checked call unless it was made. The reference's answer is confirmed before it is called wrong.
+
+        The judge's copies of outputs are then compared once more, because the reference's own errors are a sample. The
+        outputs of the first call are no copies, so the kernel could change them meanwhile.
+        """
+        are_copies = self._caller is not None and self._calls > 0
         try:
-            yield
+            outputs = self._outputs(case, outputs)
+            return compare.check_values(outputs, case, self._context.settings)
         except EvaluationEnded as ended:
-            if (category := ended.outcome.category) in ABOUT_VALUES | ABOUT_FORM:
-                with self._steps.backstop(Phase.REFERENCE):
-                    (self._reference.confirm_form if category in ABOUT_FORM else self._reference.confirm)(case)
-                self._steps.enter(Phase.CHECK)
-            raise
+            if (category := ended.outcome.category) not in ABOUT_VALUES | ABOUT_FORM:
+                raise
+            wrong = ended.with_traceback(None)
+        with self._steps.backstop(Phase.REFERENCE):
+            (self._reference.confirm_form if category in ABOUT_FORM else self._reference.confirm)(case)
+        self._steps.enter(Phase.CHECK)
+        if are_copies and outputs is not None and category in ABOUT_VALUES and self._has_answered(case):
+            with contextlib.suppress(EvaluationEnded):
+                return compare.check_values(outputs, case, self._context.settings)
+        raise wrong
 
 
 class _LikeTimed:
