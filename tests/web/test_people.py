@@ -28,7 +28,7 @@ from tests.web.browsing import NEEDS_CHROMIUM, violations
 from tests.web.visiting import HTML, OWN_FORM, stranger, visitor
 
 mock = pytest.importorskip("oidc_provider_mock", reason="oidc-provider-mock is not installed")
-jose = pytest.importorskip("joserfc.jwt")
+jose, jwk = pytest.importorskip("joserfc.jwt"), pytest.importorskip("joserfc.jwk")
 create_s256_code_challenge = pytest.importorskip("authlib.oauth2.rfc7636").create_s256_code_challenge
 
 GROUPS = {"kernels": ["submit"], "leads": ["problems", "read:all", "cancel:all"]}
@@ -78,7 +78,7 @@ class Provider:
         """Sign the next ID tokens again, with another header, key or other claims."""
 
         def forged(answer: dict[str, Any]) -> dict[str, Any]:
-            own: Any = key or jose_key(self.key)
+            own: Any = key or jwk.RSAKey.import_key(self.key.as_dict(is_private=True))
             head, body, _ = answer["id_token"].split(".")
             known = json.loads(decoded(head)) | header
             payload = json.loads(decoded(body)) | claims
@@ -87,12 +87,6 @@ class Provider:
             return answer | {"id_token": jose.encode(known, payload, own, algorithms=["RS256", "HS256"])}
 
         self.answer = forged
-
-
-def jose_key(key: Any) -> Any:
-    from joserfc.jwk import RSAKey
-
-    return RSAKey.import_key(key.as_dict(is_private=True))
 
 
 def decoded(part: str) -> bytes:
@@ -269,8 +263,6 @@ def test_forged_logins(team: Served, provider: Provider, engine: Engine) -> None
 
 
 def test_forged_tokens(team: Served, provider: Provider) -> None:
-    from joserfc.jwk import OctKey, RSAKey
-
     with stranger(team) as client:
         for header, key, claims in (
             ({}, None, {"aud": "another"}),
@@ -280,8 +272,8 @@ def test_forged_tokens(team: Served, provider: Provider) -> None:
             ({}, None, {"nonce": "another"}),
             ({}, None, {"sub": None}),
             ({"alg": "none"}, None, {}),
-            ({"alg": "HS256"}, OctKey.import_key("public"), {}),
-            ({"kid": "another"}, RSAKey.generate_key(), {}),
+            ({"alg": "HS256"}, jwk.OctKey.import_key("public"), {}),
+            ({"kid": "another"}, jwk.RSAKey.generate_key(), {}),
         ):
             provider.forge(header, key, **claims)
             answer = log_in(client, "ann")

@@ -406,7 +406,7 @@ class _Output:
         return same | (finite & (error <= tolerance.rtol * size + tolerance.atol))
 
     def skip_jumps(self, moved: Callable[[], Iterable[list[torch.Tensor]]], *, sums: bool) -> None:
-        """Take the reference's values where it jumps for nearly equal inputs, as a rounding or the kink of a ReLU does.
+        """Take the reference's values where it jumps for nearly equal inputs, like a rounding or a ReLU's gradient.
 
         A right kernel rounds otherwise, and can be on the other side: its value is one of the reference's for such
         inputs, or for ``sums`` of jumps an error of their size. More wrong values than a share stay wrong.

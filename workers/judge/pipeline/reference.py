@@ -469,22 +469,17 @@ class Reference:
             case.again = functools.cache(functools.partial(self.again, case))
             case.moved = functools.partial(self._moved, case)
             moved = None if answer.moved is None else self._outputs(answer.moved)
+            is_usual = case.kind in (*KINDS, LARGER, *ENDS) or self._precision is not Precision.FP32
             answer.look = answers.Look(
                 case.outputs,
                 case.exact,
                 self.oracle.tensors(answer.nudged) or moved,
                 varied=case.kind != GIVEN,
                 precision=self._precision,
-                steady=self._steady(case),
+                steady=1.0 if is_usual else _CLOSE_TOGETHER[case.exact is None],
                 infinite=self._infinite,
             )
         answers.look_at([answer.look for answer in results if answer.look is not None])
-
-    def _steady(self, case: Case) -> float:
-        """Return the multiple of the usual bound by which an answer can change with nudged inputs."""
-        if case.kind in (*KINDS, LARGER, *ENDS) or self._precision is not Precision.FP32:
-            return 1.0
-        return _CLOSE_TOGETHER[case.exact is None]
 
     def _accept(self, answer: _Answer) -> bool:
         """Return whether an inspected answer is valid."""
