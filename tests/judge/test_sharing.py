@@ -52,16 +52,16 @@ def test_only_the_timing_has_the_device_alone(rig: Rig) -> None:
 
 
 def test_one_whose_time_others_have_taken_is_checked_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    check = Candidate.run
+    answer = Candidate.answer
     calls: list[Case] = []
 
-    def checked(candidate: Candidate, case: Case) -> dict[str, Any]:
+    def answered(candidate: Candidate, case: Case) -> list[Any]:
         if not calls:
             candidate.process.enter(Phase.CHECK, 0.02)  # all the time that other judges leave
         calls.append(case)
-        return check(candidate, case)
+        return answer(candidate, case)
 
-    monkeypatch.setattr(Candidate, "run", checked)
+    monkeypatch.setattr(Candidate, "answer", answered)
     outcome = judge(rig, SLOW)
     assert outcome.category is Category.PASSED
     assert "untimed_check" not in (outcome.evidence.durations_s or {})
