@@ -422,7 +422,7 @@ class _Output:
         for answer in moved():
             other = comparable(flat(answer[self.number])[some])
             jump = torch.fmax(jump, (other - ref).abs())
-            jumps |= (other - out).abs() <= bound
+            jumps |= self._within(self.tolerance, other == out, (other - out).abs(), other.abs(), other.isfinite())
         if sums:
             jumps = (jump > bound) & ((out - ref).abs() <= bound + _JUMPS * jump)
         if bool(jumps.any()):
