@@ -469,14 +469,14 @@ class Reference:
             case.again = functools.cache(functools.partial(self.again, case))
             case.moved = functools.partial(self._moved, case)
             moved = None if answer.moved is None else self._outputs(answer.moved)
-            is_usual = case.kind in (*KINDS, LARGER, *ENDS) or self._precision is not Precision.FP32
+            is_close_together = case.kind not in (*KINDS, LARGER, *ENDS) and self._precision is Precision.FP32
             answer.look = answers.Look(
                 case.outputs,
                 case.exact,
                 self.oracle.tensors(answer.nudged) or moved,
                 varied=case.kind != GIVEN,
                 precision=self._precision,
-                steady=1.0 if is_usual else _CLOSE_TOGETHER[case.exact is None],
+                steady=_CLOSE_TOGETHER[case.exact is None] if is_close_together else 1.0,
                 infinite=self._infinite,
             )
         answers.look_at([answer.look for answer in results if answer.look is not None])
