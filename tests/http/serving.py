@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -13,7 +14,6 @@ from typing import Any
 import httpx
 from typer.testing import CliRunner
 
-from kqueue import logs
 from kqueue.cli import app, exit_status
 from kqueue.config import Config
 from kqueue.errors import KqueueError
@@ -81,8 +81,9 @@ class Served:
 
 def command(config: Config, *words: str) -> tuple[int, str, str]:
     """Run `kqueue` in this process with a fleet's settings, and return its exit status, output and errors."""
+    before = [*logging.root.handlers]
     done = CliRunner().invoke(app, words, env=config.environment())
-    logs.forget()  # Their stream is closed now, and later tests would print an error for each line.
+    logging.root.handlers[:] = before  # The command's own writes to a stream that is closed now.
     if isinstance(done.exception, KqueueError):
         return exit_status(done.exception), done.stdout, str(done.exception)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info

@@ -16,9 +16,7 @@ from workers.judge.pipeline.stages.measure import _Checks  # pyright: ignore[rep
 
 
 @pytest.mark.parametrize(("are_copies", "calls", "expected"), [(True, 1, 2), (False, 2, "again"), (False, 1, 1)])
-def test_a_wrong_answer_to_a_variant_is_confirmed_and_repeated(
-    are_copies: bool, calls: int, expected: int | str
-) -> None:
+def test_a_wrong_answer_is_confirmed_and_repeated(are_copies: bool, calls: int, expected: int | str) -> None:
     """The reference finds its own errors to be as large, or withdraws its answer. Copies are then compared again."""
     given, variant = Case(seed=1), Case(seed=2, kind="sparse", outputs=[torch.zeros(4)])
     made: list[Case] = []
