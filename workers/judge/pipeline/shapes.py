@@ -198,6 +198,4 @@ def _mean(times: Sequence[Measurement | None], weights: Sequence[float], *, on_g
 
 def _geometric(values: Sequence[float], shares: Sequence[float]) -> float:
     """Return the weighted geometric mean, or 0 if a time is below the launch overhead."""
-    if min(values) <= 0:
-        return 0.0
-    return math.exp(sum(share * math.log(value) for share, value in zip(shares, values, strict=True)))
+    return 0.0 if min(values) <= 0 else math.prod(value**share for share, value in zip(shares, values, strict=True))

@@ -50,7 +50,7 @@ from workers.judge.pipeline.reference import Reference
 from workers.judge.slot_config import SlotConfig
 
 #: Version of this module's method, a part of the key under which baselines are cached.
-METHOD: Final = "18"
+METHOD: Final = "19"
 #: Share of the time phase's deadline after which no further call begins.
 _BUDGET: Final = 0.6
 #: Kinds of calls that are not of the kind of those that count.
