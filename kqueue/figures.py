@@ -163,8 +163,8 @@ def since(value: str, option: str = "--since") -> datetime:
         if (passed := duration(value)) is not None:
             return datetime.now(UTC) - passed
         named = datetime.fromisoformat(value)
+        return (named if named.tzinfo else named.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):
         raise InvalidRequest(
             f"{option} {value}: write an age such as 30m, 2h, 7d, or a date such as 2026-01-31"
         ) from None
-    return named if named.tzinfo else named.replace(tzinfo=UTC)

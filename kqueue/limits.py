@@ -8,6 +8,8 @@ from typing import Final
 GPU_WAIT_S: Final = 900.0
 #: Seconds by which Celery's hard limit exceeds the sum of the judge's deadlines.
 HARD_LIMIT_GRACE_S: Final = 15.0
+#: Upper bound of the hard limit in seconds, for the shapes and passes of a problem.
+LONGEST_LIMIT_S: Final = 7 * 3600.0
 
 
 def hard_limit_s(deadlines_s: float) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import keyword
 import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -167,29 +168,31 @@ def count(source: str) -> int:
 def _body(source: str) -> Sequence[ast.stmt]:
     try:
         return ast.parse(source.encode()).body
+    except SystemError:  # in Python 3.11 the parsers of two threads count their recursion together
+        return _body(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
 
 
 def assigned(source: str, variable: str) -> list[tuple[int, int, ast.expr | None]]:
-    """Return the top-level assignments to a variable: their offsets in bytes of UTF-8, and the value."""
+    """Return the first two top-level assignments to a variable: their offsets in bytes of UTF-8, and the value."""
     found: list[tuple[int, int, ast.expr | None]] = []
     for node in _body(source) if variable in source else ():
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if any(isinstance(target, ast.Name) and target.id == variable for target in targets):
+        if len(found) < 2 and any(isinstance(one, ast.Name) and one.id == variable for one in targets):
             found.append((*_span(source, node), getattr(node, "value", None)))
     return found
 
 
 def ranks(source: str) -> int:
-    """Return the number of ranks that a problem's text states, 0 if it states none, or -1 if it is malformed."""
-    match [value for _, _, value in assigned(source, WORLD)]:
-        case []:
-            return 0
-        case [ast.Constant(value=int() as number)] if 1 <= number <= MOST_RANKS:
-            return number
-        case _:
-            return -1
+    """Return the number of ranks that a problem's text states, 0 if it states none, or -1 if it is malformed.
+
+    Servers call this in their event loop, so it does not parse, which takes seconds for some sources.
+    """
+    stated = re.findall(rf"^{WORLD}\b[^=\n]*=(?!=)(.*)", source, re.MULTILINE)
+    if len(stated) == 1 and re.fullmatch(f"[1-{MOST_RANKS}]", number := stated[0].partition("#")[0].strip()):
+        return int(number)
+    return -1 if stated else 0
 
 
 def _span(source: str, node: ast.stmt | ast.expr) -> tuple[int, int]:

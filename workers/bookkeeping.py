@@ -270,7 +270,7 @@ class Bookkeeping:
         """Renew the leases of the given workers, sweep, and fill Redis with the next messages, each if due."""
         now = time.monotonic()
         if now >= self._heartbeat_at:
-            self._heartbeat_at = now + self._config.lease_s / 4
+            self._heartbeat_at = now + min(self._config.lease_s, 60.0) / 4  # sweepers give workers up after 90 s
             self.attempt(lambda: registry.heartbeat(self.engine, worker_ids, lease_s=self._config.lease_s))
         if now >= self._sweep_at:
             self._sweep_at = now + _SWEEP_EVERY_S

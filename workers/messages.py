@@ -31,7 +31,7 @@ from celery.worker.control import Panel
 from kombu.transport import redis
 
 from kqueue import broker, transport
-from kqueue.limits import hard_limit_s
+from kqueue.limits import LONGEST_LIMIT_S, hard_limit_s
 
 _log: Any = structlog.get_logger(__name__)
 
@@ -40,7 +40,6 @@ _MESSAGE_CHARACTERS: Final = 128 << 10
 #: Bounds of the hard limit in seconds. A shorter limit could abort an honest evaluation. The longest is above every
 #: limit that a request can ask for.
 SHORTEST_LIMIT_S = hard_limit_s(0.0)
-LONGEST_LIMIT_S = 7 * 3600.0
 #: Limit on the evaluations that one order revokes, and on the workers that it addresses.
 _MOST: Final = 1000
 #: Number of characters of a dropped message that are logged.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from kqueue.contract import Request
@@ -36,9 +36,9 @@ def register(connection: Connection, requests: Mapping[UUID, Request]) -> None:
     if batches and viewer().session is not None:
         # The counts include evaluations that the session does not see.
         raise InvalidRequest("batch_callback_url: a batch can have work of other sessions: use callback_url")
-    again = {"attempts": 0, "next_at": None, "delivered_at": None, "error": None}
+    again = {"id": func.gen_random_uuid(), "attempts": 0, "next_at": None, "delivered_at": None, "error": None}
     for batch, url in sorted(batches.items()):
-        # A batch that grows after its end calls again.
+        # A batch that grows after its end calls again, with another id, because receivers ignore a known one.
         connection.execute(
             insert(Callback)
             .values(batch=batch, url=url)

@@ -89,7 +89,10 @@ _PRODUCE: Final[_Rights] = {
     "batches": {"INSERT": ("name", "owner", "last_at"), "UPDATE": ("last_at",)},
     "shared_problems": {"INSERT": ("hash", "source", "settings", *_SHOWN), "UPDATE": _SHOWN},
     "callbacks": _CALLED
-    | {"INSERT": ("evaluation_id", "batch", "url"), "UPDATE": ("url", "attempts", "next_at", "delivered_at", "error")},
+    | {
+        "INSERT": ("evaluation_id", "batch", "url"),
+        "UPDATE": ("id", "url", "attempts", "next_at", "delivered_at", "error"),
+    },
     "kqueue_cancel": {"EXECUTE": _ALL},
     "kqueue_reuse": {"EXECUTE": _ALL},
     "kqueue_unshare": {"EXECUTE": _ALL},

@@ -112,9 +112,10 @@ def unshare(engine: Engine, problem_hash: str) -> None:
             raise InvalidRequest(f"problem: sha256:{problem_hash} is not shared by this owner")
 
 
-def listing(engine: Engine, *, problem_hash: str | None = None) -> list[Shared]:
+def listing(engine: Engine, *, problem_hash: str | None = None, sources: bool = True) -> list[Shared]:
     """List the problems that owners share, with their sources. Submissions name them `sha256:` and their hash."""
-    query = select(*_COLUMNS).order_by(SharedProblem.created_at, SharedProblem.hash, SharedProblem.owner)
+    chosen = _COLUMNS if sources else _BRIEF
+    query = select(*chosen).order_by(SharedProblem.created_at, SharedProblem.hash, SharedProblem.owner)
     if problem_hash is not None:
         query = query.where(SharedProblem.hash == problem_hash)
     return [replace(one, source=public(one.source)) for one in fetch(engine, Shared, query)]
@@ -143,3 +144,4 @@ def copy(connection: Connection, hashes: Collection[str]) -> set[str]:
 
 
 _COLUMNS: Final = columns(Shared, SharedProblem, problem_hash=SharedProblem.hash)
+_BRIEF: Final = columns(Shared, SharedProblem, problem_hash=SharedProblem.hash, source=literal(""))

@@ -15,7 +15,7 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Engine, Interval, and_, bindparam, case, func, select, text, true, update
 from sqlalchemy.dialects.postgresql import insert
 
-from kqueue.limits import hard_limit_s
+from kqueue.limits import LONGEST_LIMIT_S
 from kqueue.store import clean
 from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Worker
@@ -30,15 +30,9 @@ _OVERTIME_S: Final = 60.0
 _RENEW: Final = text("""
     UPDATE attempts AS a
     SET lease_until = least(
-        now() + make_interval(secs => :lease_s),
-        a.started_at + make_interval(secs => :over_s + (
-            SELECT coalesce(sum(value::float8), 0)
-            FROM jsonb_path_query(e.settings, '$.deadlines.* ? (@ > 0 && @ < 1000000)') AS deadline (value)
-        ))
+        now() + make_interval(secs => :lease_s), a.started_at + make_interval(secs => :most_s)
     )
-    FROM evaluations AS e
-    WHERE e.id = a.evaluation_id
-      AND a.id IN (
+    WHERE a.id IN (
           SELECT free.id FROM attempts AS free
           WHERE free.worker_id = ANY(:ids)
             AND free.ended_at IS NULL
@@ -151,7 +145,7 @@ def heartbeat(engine: Engine, ids: Collection[UUID], *, lease_s: float) -> None:
         connection.execute(
             update(Worker).where(Worker.id == any_uuid(ids)).values(heartbeat_at=func.now(), stopped_at=None)
         )
-        connection.execute(_RENEW, {"ids": list(ids), "lease_s": lease_s, "over_s": hard_limit_s(0.0) + _OVERTIME_S})
+        connection.execute(_RENEW, {"ids": list(ids), "lease_s": lease_s, "most_s": LONGEST_LIMIT_S + _OVERTIME_S})
 
 
 def pause(engine: Engine, reasons: Mapping[UUID, str | None]) -> None:

@@ -53,7 +53,7 @@ def source(text: str) -> Markup:
 
     A source that is too long is returned without highlighting, and cut.
     """
-    shown = clean(text)
+    shown = "\n".join(map(str.rstrip, clean(text).split("\n")))  # Pygments is quadratic in white space.
     if len(shown) > _COLOURED:
         return Markup("<pre>{}</pre>").format(_capped(shown, _COLOURED))
     return Markup(colour(shown, PythonLexer(stripnl=False), _FORMATTER))  # noqa: S704 Pygments escapes

@@ -56,7 +56,7 @@ async def problems(
         "problems.html",
         rows=rows,
         asked=given_filters(name=name),
-        shared=[] if name or cursor else await gateway.read(sharing.listing),
+        shared=[] if name or cursor else await gateway.read(sharing.listing, sources=False),
         is_first=cursor is None,
         more=more,
         counted=boards.COUNTED,

@@ -204,6 +204,7 @@ def test_a_question_that_cannot_be_meant_is_refused(cli: Cli) -> None:
         (("--where", "batch=a", "--batch", "b"), "batch is given twice"),
         (("--since", "yesterday"), "write an age such as 30m"),
         (("--since", "99999999999999999999d"), "write an age such as 30m"),
+        (("--since", "0001-01-01T00:00:00+23:59"), "write an age such as 30m"),
     ):
         done = cli("results", *arguments)
         assert (done.returncode, message in done.stderr) == (2, True)

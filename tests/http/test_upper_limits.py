@@ -115,6 +115,8 @@ def test_limits_by_scope(
             made = client.post("/v1/evaluations", json=request_fields(reuse=False)).raise_for_status().json()
             kept = settings_of(client, made["evaluation_id"])
             assert (kept["checks"], kept["max_attempts"]) == (checks, 2)
+    with pytest.raises(InvalidRequest, match="running"):
+        upper_limits.parse({"running": "3e9"})  # no integer of the database
     for wrong in ("{", '{"reader": {}}', '{"*": {"deadline": 3}}', '{"*": {"checks": 0}}', '{"*": {"running": 2}}'):
         with pytest.raises(ConfigError, match="KQUEUE_HTTP_LIMITS"):
             create_app(config.model_copy(update={"http_limits": wrong}))

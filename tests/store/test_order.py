@@ -140,6 +140,13 @@ def test_a_token_runs_no_more_than_its_upper_limit(engine: Engine, enqueue, clai
     assert claim(low[1]) is not None
 
 
+def test_a_lane_without_workers_takes_no_room_of_others(engine: Engine, enqueue) -> None:
+    """A token's evaluations on a lane that nothing serves do not count before they run."""
+    token = tokens.create(engine, "t", [tokens.Scope.SUBMIT], limits={"running": 1})[0].id
+    [first, _], [wanted] = (enqueue(n, f"token:{token}", lane=lane) for n, lane in ((2, "cpu"), (1, "gpu")))
+    assert (nexts(engine), nexts(engine, lane="gpu")) == ([first], [wanted])
+
+
 def test_many_producers_share_a_window(engine: Engine, enqueue) -> None:
     """The window has the producers with the fewest used seconds."""
     firsts = {}

@@ -44,9 +44,9 @@ class TestWorkers:
         assert [w.id for w in workers.live(engine, within_s=30)] == [worker_id]
 
     def test_a_heartbeat_renews_the_lease(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
-        """A worker with heartbeats does not lose its attempt."""
+        """A worker with heartbeats does not lose its attempt, which can last hours if a problem has many shapes."""
         claim(submit())
-        change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
+        change(engine, "UPDATE attempts SET started_at = now() - interval '6 h', lease_until = now() - interval '1 s'")
         workers.heartbeat(engine, [worker_id], lease_s=30)
         assert evaluations.expire_leases(engine, retry_delay_s=0) == []
 

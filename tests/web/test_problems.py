@@ -19,7 +19,7 @@ from kqueue.contract import Outcome, Request
 from kqueue.evidence import Evidence, Profile
 from kqueue.store import sharing
 from kqueue.text import cell
-from kqueue.web import export, pictures, problems
+from kqueue.web import export, pictures, present, problems
 from tests.http.standin import Served, end
 from tests.samples import ended, examined, passed, request_fields, timed
 from tests.store.steps import lasting_worker
@@ -193,6 +193,11 @@ def test_two_kernels_side_by_side(served: Served, browser: httpx.Client, judge: 
     shown(browser, f"/compare/{one}/{uuid4()}", 404)
     shown(browser, f"/compare/{one}/{'0' * 64}", 404)
     shown(browser, f"/compare/{one}/zz", 422)
+
+
+def test_white_space_at_the_ends_of_lines_is_not_coloured() -> None:
+    """Pygments would take quadratic time for many lines of it."""
+    assert present.source("if x:\n" + "    \n" * 3 + "    y = 1") == present.source("if x:\n\n\n\n    y = 1")
 
 
 def test_sources_of_too_many_lines_are_not_compared_here(served, browser, judge, monkeypatch) -> None:

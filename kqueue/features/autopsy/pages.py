@@ -136,9 +136,7 @@ def _refusal(verdict: contract.Verdict | None) -> str | None:
 async def begin(request: Request, actor: Actor, gateway: CurrentGateway, evaluation_id: UUID) -> Response:
     """Start a search for the smallest input on which the kernel fails."""
     if not actor.may(Scope.PROBLEMS):
-        raise HttpError(
-            403, f"an autopsy submits smaller problems: this needs a login with a token of the scope {Scope.PROBLEMS}"
-        )
+        raise HttpError(403, f"an autopsy submits smaller problems: log in with a token of the scope {Scope.PROBLEMS}")
     detail = await gateway.read(reports.show, evaluation_id)
     if (why := _refusal(detail.verdict)) is not None:
         raise InvalidRequest(f"no autopsy: {why}")
@@ -170,8 +168,9 @@ async def autopsy(request: Request, viewer: Viewer, gateway: CurrentGateway, nam
 
 
 @router.get("/live/evaluations/{evaluation_id}/autopsy")
-async def autopsy_live(request: Request, viewer: Viewer, evaluation_id: UUID) -> Response:
+async def autopsy_live(request: Request, viewer: Viewer, gateway: CurrentGateway, evaluation_id: UUID) -> Response:
     """Send the progress of an autopsy after each change until it ends."""
+    await gateway.read(reports.show, evaluation_id)  # refuses an evaluation that the viewer cannot read
 
     async def render() -> str | None:
         running = _autopsies(request).find(evaluation_id)
@@ -181,8 +180,9 @@ async def autopsy_live(request: Request, viewer: Viewer, evaluation_id: UUID) ->
 
 
 @router.get("/evaluations/{evaluation_id}/autopsy/repro.py")
-async def repro(request: Request, _: Viewer, evaluation_id: UUID) -> Response:
+async def repro(request: Request, _: Viewer, gateway: CurrentGateway, evaluation_id: UUID) -> Response:
     """Return the file `repro.py`, which reproduces the failure."""
+    await gateway.read(reports.show, evaluation_id)
     running = _autopsies(request).find(evaluation_id)
     if running is None or running.report is None or running.report.repro is None:
         raise HttpError(404, "there is no repro.py: the autopsy still runs, found none, or is no longer stored")

@@ -66,8 +66,8 @@ CLAIMED: Final = 64
 _DUE: Final = text("""
     UPDATE callbacks AS c SET next_at = now() WHERE c.next_at IS NULL AND c.attempts = 0 AND CASE WHEN c.batch IS NULL
         THEN EXISTS (SELECT FROM evaluations AS e WHERE e.id = c.evaluation_id AND e.state = 'done')
-        ELSE EXISTS (SELECT FROM batches AS b
-                     WHERE b.name = c.batch AND b.owner = c.owner AND b.last_at < now() - interval '5 s')
+        ELSE EXISTS (SELECT FROM batches AS b WHERE b.name = c.batch AND b.owner = c.owner
+                     AND b.last_at NOT BETWEEN now() - interval '5 s' AND now())
              AND NOT EXISTS (SELECT FROM evaluations AS e
                              WHERE e.batch = c.batch AND e.owner = c.owner AND e.state <> 'done') END
 """)

@@ -138,7 +138,7 @@ async def accept(
         finished_counts: False to make a new evaluation if the earlier one has its verdict.
     """
     request = upper_limits.apply(request, caller.limits)
-    name = key if key is not None else request.model_dump_json()
+    name = f"{caller.viewer.session or ''}\0{request.model_dump_json() if key is None else key}".removeprefix("\0")
     stands_s = None if key is not None else stands_s
     kind = "key" if stands_s is None else "same"
     family = f"{kind}:{caller.token_id or 'local'}:{hashlib.sha256(name.encode()).hexdigest()[:32]}:"

@@ -260,9 +260,9 @@ def charge(closed: CTE) -> CTE:
     return insert(Share).from_select(["producer", "resource", "priority", *_NUMBERS, "at"], used).cte("charged")
 
 
-def _leave_out(heads: Mapping[str, list[Next]], left: dict[str, int]) -> None:
-    """Remove the evaluations for whose attempts their producers have no room. The numbers in ``left`` decrease."""
-    for waiting in heads.values():
+def _leave_out(heads: Mapping[str, list[Next]], room: Mapping[str, int]) -> None:
+    """Remove the evaluations for whose attempts their producers have no room, if all of it were used on their lane."""
+    for waiting, left in ((waiting, {**room}) for waiting in heads.values()):
         waiting.sort(key=lambda one: list(Priority).index(one.priority))
         for one in waiting.copy():
             if left.get(one.producer) == 0:

@@ -37,7 +37,9 @@ def wrong(served: Served, judge: Callable[..., None]) -> UUID:
     return judged(served, judge, found_wrong(HOSTILE), problem=TAIL, kernel_label=HOSTILE)
 
 
-def test_a_failure_is_shrunk(browser: httpx.Client, engine: Engine, worker_id: UUID, wrong: UUID) -> None:
+def test_a_failure_is_shrunk(
+    browser: httpx.Client, served: Served, token, engine: Engine, worker_id: UUID, wrong: UUID
+) -> None:
     """A button starts it, the page shows its progress and finally its program, and foreign text is escaped."""
     address = f"/evaluations/{wrong}/autopsy"
     assert "<button>Autopsy" in browser.get(f"/evaluations/{wrong}").text
@@ -59,6 +61,8 @@ def test_a_failure_is_shrunk(browser: httpx.Client, engine: Engine, worker_id: U
     file = browser.get(f"{address}/repro.py")
     assert file.headers["content-type"].startswith("text/plain")
     compile(file.text, "repro.py", "exec")
+    with visitor(served, token("problems", owner="bob")) as other:
+        assert {other.get(path).status_code for path in (f"{address}/repro.py", f"/live{address}")} == {404}
     assert f'href="{address}"' in browser.get(f"/evaluations/{wrong}").text
 
 

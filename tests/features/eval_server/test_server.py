@@ -101,6 +101,15 @@ def test_equal_requests_are_one_evaluation(ask, asked, judge, engine: Engine) ->
     assert (later != identity, waiting.result(60).json()["metadata"]["joined"]) == (True, False)
 
 
+def test_sessions_share_no_evaluation(served, token, judging: None) -> None:
+    """Equal requests of two agents' sessions with one token are two evaluations."""
+    sent, headers, found = body(), {"Authorization": f"Bearer {token(owner='ada')}"}, set[str]()
+    for session in ("one", "two"):
+        with httpx.Client(base_url=served.url, headers=headers | {"Kqueue-Session": session}, timeout=60) as http:
+            found.add(http.post("/eval", json=sent).raise_for_status().json()["metadata"]["evaluation_id"])
+    assert len(found) == 2
+
+
 def test_the_pages_of_a_fleet_without_gpus(http: httpx.Client, asked, judge) -> None:
     """They report no GPUs in their usual forms, and the queue's length. HEAD and a trailing slash work."""
     waits, answer = asked()
