@@ -118,10 +118,10 @@ def _failure(verdict: Result) -> Iterator[str]:
 
 
 def _where(verdict: Result, kernel: str) -> Iterator[str]:
-    """Yield the source lines round the last frame of the last traceback in the log."""
+    """Yield the source lines round the last frame of the last traceback in the log, unless that was handled."""
     if at := _LINE.match(verdict.message):
         number, function = int(at[1]), None
-    elif frame := last_frame(verdict.log):
+    elif (verdict.facts.exception or _STACK in verdict.log) and (frame := last_frame(verdict.log)):
         number, function = frame
     else:
         return

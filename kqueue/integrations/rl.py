@@ -76,6 +76,8 @@ async def reward(
         worker serves the lane, the evaluation was cancelled, expired, late or needs a GPU, or the kernel passed but was
         not timed and the score needs a time. Mask these. They are not bad kernels.
     """
+    if isinstance(completions, str):
+        raise InvalidRequest("completions: give a list of answers, not one text")
     of = scorer(score)
     each = [problems] * len(completions) if isinstance(problems, str) else list(problems)
     if len(each) != len(completions):

@@ -79,6 +79,8 @@ def test_wrong_arguments_are_raised(config: Config) -> None:
     ):
         with pytest.raises(InvalidRequest, match=named):
             rewards(problems, [RIGHT, WRONG], **changes)
+    with pytest.raises(InvalidRequest, match="list of answers"):
+        rewards(REFERENCE, RIGHT)
     for problems, changes in ([], {}), ([""], {}), ([REFERENCE], {"max_turns": 0}), ([REFERENCE], {"backend": "x"}):
         with pytest.raises(InvalidRequest):
             KernelEnv(problems, **SETTINGS | changes)

@@ -12,7 +12,7 @@ import torch
 
 from kqueue import Category, ConfigError, InvalidRequest, Measurement, Precision, Request, Verdict
 from kqueue.contract import Comparison, Phase
-from kqueue.evidence import Environment, ErrorFigures, Evidence, SpeedOfLightBound
+from kqueue.evidence import Environment, ErrorFigures, Evidence, Facts, SpeedOfLightBound
 from kqueue.features.kernelbench.runs import pass_at_k, row_of, scores_of
 from kqueue.feedback import causes, describe
 from kqueue.integrations.common import lane_of, request_for, scorer
@@ -254,12 +254,17 @@ def test_words_for_an_exception() -> None:
     """The raising line of the kernel is marked and shown with its neighbours."""
     log = '  File "/w/harness.py", line 9, in run\n  File "/s/kernel.py", line 6, in forward\nNameError: bias\n'
     message = "see https://a.org/b/c.html in /tmp/x/k.cu"
-    text = describe(verdict(Category.RUNTIME_ERROR, phase=Phase.CHECK, log=log, message=message), KERNEL)
+    facts = Facts(exception="builtins.NameError")
+    text = describe(verdict(Category.RUNTIME_ERROR, phase=Phase.CHECK, log=log, message=message, facts=facts), KERNEL)
     assert "see https://a.org/b/c.html in k.cu\n" in text
     assert "At line 6, in forward:" in text
     assert "     5 |     def forward(self, x):\n>    6 |         return x + bias" in text
-    assert "At line" not in describe(verdict(Category.RUNTIME_ERROR, log=log.replace("line 6", "line 600")), KERNEL)
-    died = f"free(): invalid pointer\nFatal Python error: Aborted\n\n{log}"
+    far = log.replace("line 6", "line 600")
+    assert "At line" not in describe(verdict(Category.RUNTIME_ERROR, log=far, facts=facts), KERNEL)
+    assert "At line" not in describe(
+        verdict(Category.WRONG_SHAPE, log=log), KERNEL
+    )  # The kernel handled and printed it.
+    died = f"free(): invalid pointer\nFatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n{log}"
     assert "it wrote: free(): invalid pointer\nAt line 6" in describe(verdict(Category.CRASHED, log=died), KERNEL)
 
 

@@ -151,6 +151,9 @@ def test_a_kernel_is_compiled_and_computes_as_on_a_gpu(rig: Rig) -> None:
     )
     assert broken.message.startswith("line "), broken.message
     assert "has no attribute 'tanh'" in broken.message.partition("\n")[0]
+    for grid, category in (("[x.shape[0]]", Category.PASSED), ("(x.shape[0] / 1,)", Category.RUNTIME_ERROR)):
+        launched = judge(rig, _TOP + _MODEL.replace("(x.shape[0],)", grid))
+        assert launched.category is category, launched.message
 
 
 def test_what_only_a_gpu_can_show_blames_nobody(rig: Rig) -> None:

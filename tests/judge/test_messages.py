@@ -30,6 +30,7 @@ SHORT = {
         f" workers. {NEXT_TO}, or judge the package with its tree (`kqueue check`)"
     ),
     "ModelNew = open('data.csv')": f"FileNotFoundError: [Errno 2] No such file or directory: 'data.csv'. {NEXT_TO}",
+    "from . import ModelNew": f"ImportError: attempted relative import with no known parent package. {NEXT_TO}",
     right("raise ValueError('\\x1b[1m\\x1b[31mx\\x1b[0m')"): "ValueError: x",
     right("raise StopIteration"): "StopIteration",
     "ModelNew = 1": "the source defines no class ModelNew derived from torch.nn.Module (ModelNew is of type int)",
@@ -51,7 +52,9 @@ def test_an_exception_without_a_text_is_reported_as_itself(rig: Rig, body: str) 
 
 
 @pytest.mark.parametrize(
-    ("source", "message"), SHORT.items(), ids=["memory", "module", "file", "colours", "none", "entry", "other"]
+    ("source", "message"),
+    SHORT.items(),
+    ids=["memory", "module", "file", "relative", "colours", "none", "entry", "other"],
 )
 def test_a_message_names_no_internal_module(rig: Rig, source: str, message: str) -> None:
     assert judge(rig, source).message == message

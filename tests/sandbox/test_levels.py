@@ -95,3 +95,10 @@ def test_of_a_checkout_only_the_packages_are_in_reach() -> None:
     readable = {Path(path) for path in reach.find("")[0].readable}
     assert {checkout / "kqueue", checkout / "workers"} <= readable
     assert not readable & {checkout, checkout / "tests", checkout / ".git"}
+
+
+def test_a_link_to_the_environment_is_in_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's own paths go through it, and the covers of a group hide all other directories."""
+    (link := tmp_path / "venv").symlink_to(sys.prefix)
+    monkeypatch.setattr(sys, "prefix", str(link))
+    assert str(link) in reach.find("")[0].readable

@@ -865,6 +865,11 @@ REST = torch.zeros_like(REF).index_fill_(0, torch.arange(16, 64), 1)
         (REF + 0.5, "The output is nearly the reference's plus 0.5."),
         (REF.mT.contiguous(), "The output is nearly the reference's with its last two dimensions exchanged."),
         (REF.roll(-1, 1), "The output is nearly the reference's shifted by -1 along dimension 1."),
+        (torch.cat((REF[:-1].flip(1), REF[:1].abs() * 1e9)), None),
+        (
+            REF - 1.4980392,
+            "The output is nearly the reference's plus -1.498, which new memory holds here: set it first.",
+        ),
         (REF + REF[0], "The output is nearly the reference's plus terms that depend on dimension 1 alone."),
         (
             REF * (2 + REF[:, :1]),
@@ -874,7 +879,6 @@ REST = torch.zeros_like(REF).index_fill_(0, torch.arange(16, 64), 1)
         (REF + REF.roll(1, 0), None),
         (REF / REST, "All wrong values are in [0:16, 0:64]."),
     ],
-    ids=["zeros", "factor", "term", "transposed", "shifted", "terms", "factors", "small", "none", "infinite"],
 )
 def test_a_simple_relation_to_the_reference_is_told(out: torch.Tensor, words: str | None) -> None:
     ended = fault(out, REF)

@@ -71,7 +71,9 @@ def reply_to(command: Command, error: BaseException, kernel: str, *, on_gpu: boo
     if isinstance(shown, ModuleNotFoundError):
         files = _IN_TREE if named_tree(kernel) else _NEXT_TO + _OF_PACKAGE
         message = f"{message}: this worker lacks it. Do without it, or install it for the workers. {files}"
-    elif "No such file" in head and head[:3] != "ld:" and (tag is Tag.COMPILE or isinstance(shown, FileNotFoundError)):
+    elif "relative import with no" in head or (
+        "No such file" in head and head[:3] != "ld:" and (tag is Tag.COMPILE or isinstance(shown, FileNotFoundError))
+    ):
         files = _IN_TREE.replace("module", "file") if named_tree(kernel) else _NEXT_TO
         message = f"{head}. {files}{end}{rest}"
     return Reply(

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from operator import index
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -123,11 +124,15 @@ def _interpret(runtime: dict[str, Any], module: Any, function: Any) -> None:
         return runtime["interpret"]
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        def sizes(by: Any) -> tuple[int, ...]:
+            given: Any = grid(by) if callable(grid) else grid
+            return (*map(index, given),)
+
         compiled = compile_only(self, *args, grid=grid, warmup=True, **kwargs)
         if not warmup:
             scope, runtime["interpret"] = patch(everything), True
             try:
-                of(self).run(*args, grid=grid, warmup=False, **kwargs)
+                of(self).run(*args, grid=sizes, warmup=False, **kwargs)
             except module.InterpreterError as error:
                 cause: BaseException = error
                 while isinstance(cause, module.InterpreterError) and cause.__cause__ is not None:

@@ -170,11 +170,12 @@ def _mean(times: Sequence[Measurement | None], weights: Sequence[float], *, on_g
     known = [one for one in times if one is not None]
     if len(known) < len(times):
         return None
-    shares = [weight / sum(weights) for weight in weights]
-    mean: dict[str, Any] = {name: _geometric([getattr(one, name) for one in known], shares) for name in _TIMES}
+    weighted = [(weight / sum(weights), one) for weight, one in zip(weights, known, strict=True)]
+    # No time is below zero.
+    mean: dict[str, Any] = {name: math.prod(getattr(one, name) ** share for share, one in weighted) for name in _TIMES}
     errors = [
         (share * one.error, share * min(one.error, estimator.common_error(one, on_gpu=on_gpu)))
-        for share, one in zip(shares, known, strict=True)
+        for share, one in weighted
         if one.error is not None
     ]
     # The shapes' calls are independent, so their errors add up in squares. The processes are the same.
@@ -188,14 +189,9 @@ def _mean(times: Sequence[Measurement | None], weights: Sequence[float], *, on_g
         discarded=sum(one.discarded for one in known),
         low_ms=None if error is None else max(0.0, mean["median_ms"] * (1 - error)),
         high_ms=None if error is None else mean["median_ms"] * (1 + error),
-        overhead_ms=sum(share * one.overhead_ms for share, one in zip(shares, known, strict=True)),
+        overhead_ms=sum(share * one.overhead_ms for share, one in weighted),
         is_fine=all(one.is_fine for one in known),
         cold_l2=all(one.cold_l2 for one in known),
         clocks=known[-1].clocks,
         **mean,
     )
-
-
-def _geometric(values: Sequence[float], shares: Sequence[float]) -> float:
-    """Return the weighted geometric mean, or 0 if a time is below the launch overhead."""
-    return 0.0 if min(values) <= 0 else math.prod(value**share for share, value in zip(shares, values, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -104,7 +105,7 @@ def is_readable(path: Path) -> bool:
 def _named() -> Iterator[Path]:
     """Yield the directories of the interpreter, its packages, PATH and LD_LIBRARY_PATH."""
     checkout = Path(__file__).parents[3]
-    named = view.needed()
+    named = [*view.needed(), Path(sys.prefix)]  # The covers of a group would hide a link to it.
     for variable in ("PATH", "LD_LIBRARY_PATH"):
         entries = folders.usable(os.environ.get(variable, "")).split(os.pathsep)
         named += [Path(entry).resolve() for entry in entries if entry]
