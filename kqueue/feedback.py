@@ -119,14 +119,14 @@ def _failure(verdict: Result) -> Iterator[str]:
 
 def _where(verdict: Result, kernel: str) -> Iterator[str]:
     """Yield the source lines round the last frame of the last traceback in the log, unless that was handled."""
+    log = verdict.log
     if at := _LINE.match(verdict.message):
         number, function = int(at[1]), None
-    elif (verdict.facts.exception or _STACK in verdict.log) and (frame := last_frame(verdict.log)):
+    elif (verdict.facts.exception or _STACK in log or "Traceback (" not in log) and (frame := last_frame(log)):
         number, function = frame
     else:
         return
-    lines = kernel.splitlines()
-    if not 1 <= number <= len(lines):
+    if not 1 <= number <= len(lines := kernel.splitlines()):
         return
     yield f"At line {number}{f', in {function}' if function else ''}:"
     for at in range(max(1, number - _CONTEXT_LINES), min(len(lines), number + _CONTEXT_LINES) + 1):

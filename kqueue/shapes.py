@@ -189,7 +189,7 @@ def ranks(source: str) -> int:
 
     Servers call this in their event loop, so it does not parse, which takes seconds for some sources.
     """
-    stated = re.findall(rf"^{WORLD}\b[^=\n]*=(?!=)(.*)", source, re.MULTILINE)
+    stated = re.findall(rf"^{WORLD}[ \t]*(?::[^=\n]*)?=(?!=)(.*)", source, re.MULTILINE)
     if len(stated) == 1 and re.fullmatch(f"[1-{MOST_RANKS}]", number := stated[0].partition("#")[0].strip()):
         return int(number)
     return -1 if stated else 0

@@ -55,7 +55,11 @@ def test_each_shape_is_a_problem() -> None:
 
 def test_the_text_states_the_ranks() -> None:
     """One number up to the most is valid, and all else at the start of a line is malformed."""
-    for text, ranks in (("WORLD = 2  # two\nx = 1", 2), ("WORLD: int = 3", 3), ("x = 1\n x.WORLD = 2\nWORLD == 2", 0)):
+    for text, ranks in (
+        ("WORLD = 2  # two\nx = 1", 2),
+        ("WORLD: int = 3", 3),
+        (" WORLD = 2\nWORLD.x = 2\nWORLD <= 2", 0),
+    ):
         assert shapes.ranks(text) == ranks
     for text in ("WORLD = 2\nWORLD = 2", "WORLD = 99", "WORLD = n", "WORLD ="):
         assert shapes.ranks(text) == -1

@@ -259,11 +259,10 @@ def test_words_for_an_exception() -> None:
     assert "see https://a.org/b/c.html in k.cu\n" in text
     assert "At line 6, in forward:" in text
     assert "     5 |     def forward(self, x):\n>    6 |         return x + bias" in text
-    far = log.replace("line 6", "line 600")
+    far, printed = log.replace("line 6", "line 600"), f"Traceback (most recent call last):\n{log}"
     assert "At line" not in describe(verdict(Category.RUNTIME_ERROR, log=far, facts=facts), KERNEL)
-    assert "At line" not in describe(
-        verdict(Category.WRONG_SHAPE, log=log), KERNEL
-    )  # The kernel handled and printed it.
+    assert "At line" not in describe(verdict(Category.WRONG_SHAPE, log=printed), KERNEL)  # The kernel handled it.
+    assert "At line 6" in describe(verdict(Category.TIMEOUT, log='File "./kernel.py", line 6 in forward'), KERNEL)
     died = f"free(): invalid pointer\nFatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n{log}"
     assert "it wrote: free(): invalid pointer\nAt line 6" in describe(verdict(Category.CRASHED, log=died), KERNEL)
 
