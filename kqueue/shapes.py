@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import keyword
 import math
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -185,14 +184,14 @@ def assigned(source: str, variable: str) -> list[tuple[int, int, ast.expr | None
 
 
 def ranks(source: str) -> int:
-    """Return the number of ranks that a problem's text states, 0 if it states none, or -1 if it is malformed.
-
-    Servers call this in their event loop, so it does not parse, which takes seconds for some sources.
-    """
-    stated = re.findall(rf"^{WORLD}[ \t]*(?::[^=\n]*)?=(?!=)(.*)", source, re.MULTILINE)
-    if len(stated) == 1 and re.fullmatch(f"[1-{MOST_RANKS}]", number := stated[0].partition("#")[0].strip()):
-        return int(number)
-    return -1 if stated else 0
+    """Return the number of ranks that a problem's text states, 0 if it states none, or -1 if it is malformed."""
+    match [value for _, _, value in assigned(source, WORLD)]:
+        case []:
+            return 0
+        case [ast.Constant(value=int() as number)] if 1 <= number <= MOST_RANKS:
+            return number
+        case _:
+            return -1
 
 
 def _span(source: str, node: ast.stmt | ast.expr) -> tuple[int, int]:

@@ -34,7 +34,8 @@ def _numbers(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, An
 
 _KINDS: Final[Mapping[str, Any]] = {
     **dict(_numbers(Settings)),
-    **dict.fromkeys((SOURCE, RUNNING), Annotated[int, Field(ge=1, lt=1 << 31)]),
+    SOURCE: Annotated[int, Field(ge=1)],
+    RUNNING: Annotated[int, Field(ge=1, lt=1 << 31)],
 }
 
 

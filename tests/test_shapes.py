@@ -53,18 +53,6 @@ def test_each_shape_is_a_problem() -> None:
     assert shapes.count("class Model: ...") == shapes.count("SHAPES = 3") == shapes.count("not Python") == 1
 
 
-def test_the_text_states_the_ranks() -> None:
-    """One number up to the most is valid, and all else at the start of a line is malformed."""
-    for text, ranks in (
-        ("WORLD = 2  # two\nx = 1", 2),
-        ("WORLD: int = 3", 3),
-        (" WORLD = 2\nWORLD.x = 2\nWORLD <= 2", 0),
-    ):
-        assert shapes.ranks(text) == ranks
-    for text in ("WORLD = 2\nWORLD = 2", "WORLD = 99", "WORLD = n", "WORLD ="):
-        assert shapes.ranks(text) == -1
-
-
 def test_many_assignments_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """More are refused like two, and their places would take quadratic time. A parser's fault in a thread is no end."""
     parsed = ast.parse(many := "SHAPES = 1\n" * 9)

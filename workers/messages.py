@@ -37,8 +37,7 @@ _log: Any = structlog.get_logger(__name__)
 
 #: Limit on a message in characters. A task's message has about 1500. An order that revokes many evaluations is longer.
 _MESSAGE_CHARACTERS: Final = 128 << 10
-#: Bounds of the hard limit in seconds. A shorter limit could abort an honest evaluation. The longest is above every
-#: limit that a request can ask for.
+#: Least hard limit in seconds. A shorter one could abort an honest evaluation.
 SHORTEST_LIMIT_S = hard_limit_s(0.0)
 #: Limit on the evaluations that one order revokes, and on the workers that it addresses.
 _MOST: Final = 1000

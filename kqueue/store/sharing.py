@@ -113,7 +113,7 @@ def unshare(engine: Engine, problem_hash: str) -> None:
 
 
 def listing(engine: Engine, *, problem_hash: str | None = None, sources: bool = True) -> list[Shared]:
-    """List the problems that owners share, with their sources. Submissions name them `sha256:` and their hash."""
+    """List shared problems, with or without their sources. Submissions name them `sha256:` and their hash."""
     chosen = _COLUMNS if sources else _BRIEF
     query = select(*chosen).order_by(SharedProblem.created_at, SharedProblem.hash, SharedProblem.owner)
     if problem_hash is not None:

@@ -21,7 +21,7 @@ from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Worker
 from kqueue.store.sql import any_uuid, columns, fetch
 
-#: Seconds after Celery's hard limit until which a lease can be renewed. An attempt whose end could not be recorded must
+#: Seconds after the longest hard limit until which leases are renewed. An attempt whose end could not be recorded must
 #: not live as long as its worker does.
 _OVERTIME_S: Final = 60.0
 

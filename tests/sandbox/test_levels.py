@@ -102,3 +102,7 @@ def test_a_link_to_the_environment_is_in_reach(tmp_path: Path, monkeypatch: pyte
     (link := tmp_path / "venv").symlink_to(sys.prefix)
     monkeypatch.setattr(sys, "prefix", str(link))
     assert str(link) in reach.find("")[0].readable
+    monkeypatch.setenv("HOME", sys.base_prefix)
+    (home := tmp_path / "home").symlink_to(sys.base_prefix)
+    monkeypatch.setattr(sys, "prefix", str(home))
+    assert str(home) not in reach.find("")[0].readable

@@ -863,6 +863,7 @@ REST = torch.zeros_like(REF).index_fill_(0, torch.arange(16, 64), 1)
         (REF * REST, "All wrong values are in [0:16, 0:64]. Every wrong value is 0."),
         (-REF, "The output is nearly the reference's times -1."),
         (REF + 0.5, "The output is nearly the reference's plus 0.5."),
+        ((REF + 100).bfloat16().float(), "The output is nearly the reference's plus 100."),
         (REF.mT.contiguous(), "The output is nearly the reference's with its last two dimensions exchanged."),
         (REF.roll(-1, 1), "The output is nearly the reference's shifted by -1 along dimension 1."),
         (torch.cat((REF[:-1].flip(1), REF[:1].abs() * 1e9)), None),

@@ -74,6 +74,8 @@ def test_calls_that_wait_for_no_turn_show() -> None:
     assert not series(calls=[], in_turn=[1_290_000] * 5).takes_no_turn
     # Time slices lengthen half of the calls.
     assert series(calls=[60_000, 210_000] * 10, overheads=[350_000] * 3, in_turn=[190_000] * 5).takes_no_turn
+    few = [350_000, 350_000, 340_000]  # The interval of the difference has 0.
+    assert not series(calls=[60_000, 360_000] * 5, overheads=few, in_turn=[190_000] * 5).takes_no_turn
     assert not series(calls=[298_000] * 5, overheads=[300_000] * 3, in_turn=[300_000] * 5).takes_no_turn
     made = [(1_012_000, 2), (1_012_000, 3), (1_290_000, 7), (1_290_000, 8)]
     assert [series(looks_in_turn=True, in_turn=[ns] * n).lacks_in_turn for ns, n in made] == [True, False] * 2

@@ -207,11 +207,11 @@ class Series:
     @property
     def takes_no_turn(self) -> bool:
         """True if calls did not wait for a GPU time slice, but those after an empty kernel, or overhead calls, did."""
-        call = statistics.median(self.calls or [math.inf])
+        call, errors = statistics.median(self.calls or [math.inf]), _ERRORS[self.basis]
         # Time slices of other contexts lengthen most of a few calls, and a context switch lengthens all.
         is_short = min(self.in_turn, default=0) > call + _IN_TURN_SLACK[0] + _IN_TURN_SLACK[1] * call
-        can_be = bool(self.calls and self.in_turn)
-        return is_short or (can_be and _net_ns(self, self.overheads)[0] < -_ERRORS[self.basis].outside[0])
+        has_both = bool(self.calls and self.in_turn)
+        return is_short or (has_both and sum(_net_ns(self, self.overheads)) < -errors.outside[0])
 
     @property
     def lacks_in_turn(self) -> bool:

@@ -17,10 +17,9 @@ Where = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _MOST: Final = 1 << 20
 #: Minimum number of values that share a factor or a term.
 _FEW: Final = 8
-#: Maximum share of the error that remains after a change which explains it.
+#: Maximum share of the error, and of a shifted reference, that remains after a change which explains it.
 _LEFT: Final = 0.1
-#: Number in new memory on a CPU.
-_HELD: Final = float(torch.tensor([HOST_BYTE] * 4, dtype=torch.uint8).view(torch.float32))
+_HELD: Final = float(torch.tensor([HOST_BYTE] * 4, dtype=torch.uint8).view(torch.float32))  # by new memory on a CPU
 
 
 def words(out: torch.Tensor, ref: torch.Tensor, shape: tuple[int, ...], where: Where) -> str | None:
@@ -56,7 +55,8 @@ def _sentences(out: torch.Tensor, ref: torch.Tensor, wrong: torch.Tensor) -> Ite
         explains = (
             told
             for told, like, of in _changes(out, ref)
-            if 2 * like.numel() > ref.numel() and (like - of).norm() <= min(left, _LEFT * of.norm())
+            if 2 * like.numel() > ref.numel()
+            and (like - of).norm() <= (left if like.numel() == ref.numel() else min(left, _LEFT * of.norm()))
         )
         if (change := next(explains, None)) is not None:
             yield f"The output is nearly the reference's {change}."

@@ -16,7 +16,7 @@ than the reference's, the reference's launch overhead is reduced by the differen
 
 The empty kernel needs a time slice of the GPU. A forward that launches no kernel needs none, and would look faster by
 the cost of a context switch. Therefore some calls, chosen at random, are made after an empty kernel. If these take
-longer by more than the kernel itself, all calls are made so.
+longer by more than the kernel itself, or overhead calls take longer, all calls are made so.
 """
 
 from __future__ import annotations

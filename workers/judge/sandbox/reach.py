@@ -112,9 +112,9 @@ def _named() -> Iterator[Path]:
     # Path.home() fails for a uid without an entry in /etc/passwd.
     private = {Path(path) for path in (*_PRIVATE, tempfile.gettempdir(), os.path.expanduser("~"))}  # noqa: PTH111
     for path in named:
-        if any(other == path or path in other.parents for other in private):
+        if any(other == way or way in other.parents for way in (path, path.resolve()) for other in private):
             continue
-        if path == checkout and (checkout / "pyproject.toml").exists():
+        if path.resolve() == checkout and (checkout / "pyproject.toml").exists():
             # Of a checkout, only the packages are readable.
             yield from (checkout / name for name in ("kqueue", "workers"))
         else:
