@@ -262,7 +262,8 @@ def charge(closed: CTE) -> CTE:
 
 def _leave_out(heads: Mapping[str, list[Next]], room: Mapping[str, int]) -> None:
     """Remove the evaluations for whose attempts their producers have no room, if all of it were used on their lane."""
-    for waiting, left in ((waiting, {**room}) for waiting in heads.values()):
+    for waiting in heads.values():
+        left = {**room}
         waiting.sort(key=lambda one: list(Priority).index(one.priority))
         for one in waiting.copy():
             if left.get(one.producer) == 0:
